@@ -1,11 +1,16 @@
-"""What augmentation costs the host: row by row in the loader, against leaving it to the device.
+"""Host cost of augmentation: per row in the loader, compared with augmentation on the device.
 
     python benchmarks/augmentation.py --json benchmarks/results/augmentation.json
 
-JPEGs (256 pixels, about 30 KB) in memory, to shuffled batches of 64 at 224 pixels: mirrored at random, shifted by up to 16
-pixels, scaled to float32. *left to the device* hands out uint8 as decoded; *row by row* does it in `transform=`, in the
-threads that decode; *batch by batch* does what the device would do, in torch on the same cores, to show what it takes. Each
-with decoding, and with decoded images from the cache. The figures are of processor time, all threads included.
+The data are JPEGs (256 pixels, about 30 KB) in memory. They become shuffled batches of 64 at 224 pixels: mirrored at
+random, shifted by up to 16 pixels, and scaled to float32. There are three entrants:
+
+- *left to the device* returns uint8 as decoded.
+- *row by row* augments in `transform=`, in the threads that decode.
+- *batch by batch* does the device's work in torch on the same cores, to show what it costs.
+
+Each entrant runs twice: with decoding, and with decoded images from the cache. The figures are processor time of all
+threads.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ def pictures(count: int) -> pa.Table:
 
 
 def augment_row(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """One image, uint8 (3, H, W), to float32."""
+    """Augment one image: uint8 (3, H, W) to float32."""
     image = torch.as_tensor(row["image"])
     if rng.random() < 0.5:
         image = image.flip(2)
@@ -52,7 +57,7 @@ def augment_row(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]
 
 
 def augment_batch(image: torch.Tensor) -> torch.Tensor:
-    """The same of a batch, uint8 (B, 3, H, W), by tensors alone, as a device would do it: (B, 3, H, W) float32."""
+    """Augment a batch with tensor operations only, as a device would: uint8 (B, 3, H, W) to float32 (B, 3, H, W)."""
     batch, device = len(image), image.device
     mirror = torch.rand(batch, 1, 1, 1, device=device) < 0.5
     image = F.pad(torch.where(mirror, image.flip(3), image), (SHIFT,) * 4)
@@ -64,7 +69,7 @@ def augment_batch(image: torch.Tensor) -> torch.Tensor:
 
 
 def epoch(table: pa.Table, place: str | None, cache: Path | None) -> Figures:
-    """One pass; rows a second, processor time of a row, and what of it would go to the device."""
+    """Run one pass. Return rows per second, processor time per row, and the part of it that would move to the device."""
     transform = augment_row if place == "row" else None
     loader = fp.Loader(fp.Table(table), BATCH, shuffle=True, image_size=SIZE, cache=cache, transform=transform)
     nbytes = rows = 0

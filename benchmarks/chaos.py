@@ -1,22 +1,25 @@
-"""Kill a training again and again, in ten ways, at random moments, and compare it with one that was left alone.
+"""Kill a training many times, in ten ways, at random moments, and compare it with an undisturbed training.
 
     python benchmarks/chaos.py --kills 200 --json benchmarks/results/chaos.json
 
-`chaos_train.py` trains for some 315 batches. It is struck up to `BLOWS_EACH` times, blow after blow as `chaos_plan.plan`
-draws them, and started again by the same command whenever it has ended; then the next training begins, on the other of two
-kinds of data and with 2, 3 and 4 ranks in turn, until all blows have fallen. A seventh of them don't wait until the
-training has recovered from the last one.
+The order of events:
 
-Compared, bit for bit, with a run that nobody has struck: every batch's loss and learning rate in every attempt on all
-ranks, every validation, every epoch's mean, the final weights. Counted besides:
+1. `chaos_train.py` trains for about 315 batches.
+2. Up to `BLOWS_EACH` faults strike it, one after another, as drawn by `chaos_plan.plan`. After every exit, the same command
+   starts it again. A seventh of the faults don't wait until the training has recovered from the fault before.
+3. The next training begins with the other of two kinds of data, and with 2, 3 or 4 ranks in turn. This goes on until all
+   faults have struck.
 
-- `diverged`: trainings' values that differ or are missing, as the number of blows since which they do;
-- `corrupt`: checkpoints that claim to be whole and can't be loaded;
-- `orphans`: processes that are still there `PATIENCE_S` after the script has ended;
-- `stuck`: blows after which no batch was trained for `STUCK_S`;
-- `unexpected`: ends of the script that no blow explains;
-- `overlapping`: batches that a process trained when its successor had begun;
-- `litter`: what lies beside the last checkpoint in the end.
+The benchmark compares each training, bit for bit, with an undisturbed run: the loss and learning rate of every batch in
+every attempt on all ranks, every validation, the mean of every epoch, and the final weights. It also counts:
+
+- `diverged`: values that differ or are missing, as the number of faults that preceded them;
+- `corrupt`: checkpoints that claim to be complete but fail to load;
+- `orphans`: processes that are still alive `PATIENCE_S` after the script has exited;
+- `stuck`: faults after which no batch was trained for `STUCK_S`;
+- `unexpected`: exits of the script that no fault explains;
+- `overlapping`: batches that a process trained after its successor had begun;
+- `litter`: files left beside the last checkpoint at the end.
 """
 
 from __future__ import annotations
@@ -49,19 +52,20 @@ STUCK_S = 90.0
 PATIENCE_S = 3.0
 DISK_BYTES = 4 << 20
 ANY = ("",)
-FULL = ("The disk is full", "No space left on device")  # the second one where not even a run's directory can be made
+# The second text appears when there is no space even for the run's directory.
+FULL = ("The disk is full", "No space left on device")
 _SCRIPT = str(Path(__file__).with_name("chaos_train.py"))
 
 
 @dataclass
 class Findings:
-    """What is wrong, over all trainings; `counts` by name, `details` in words."""
+    """Defects found in all trainings: `counts` by name, `details` in words."""
 
     counts: Counter[str] = field(default_factory=Counter)
     details: list[dict[str, Any]] = field(default_factory=list)
 
     def note(self, what: str, count: int, **details: Any) -> None:
-        """Something is wrong, so often."""
+        """Record a defect and how many times it occurred."""
         if count:
             self.counts[what] += count
             self.details.append({"what": what, "count": count, **details})
@@ -69,13 +73,13 @@ class Findings:
 
 
 class Training:
-    """One training in a directory of its own, from its first start to its end, however often it is struck.
+    """One training in a directory of its own, from its first start to its end, including all restarts.
 
     Args:
-        directory: empty.
+        directory: an empty directory.
         recipe: one of `RECIPES`.
-        world: how many ranks.
-        findings: where what is wrong is noted.
+        world: the number of ranks.
+        findings: collects the defects.
     """
 
     def __init__(self, directory: Path, recipe: str, world: int, findings: Findings) -> None:
@@ -84,18 +88,17 @@ class Training:
         self.world = world
         self.falls: list[Fall] = []
         self._findings = findings
-        self._excuses: dict[
-            int, tuple[str, ...]
-        ] = {}  # exit codes that blows explain, with messages that belong to them
+        # Exit codes that faults explain, with the messages that belong to them.
+        self._excuses: dict[int, tuple[str, ...]] = {}
         self._seen = 0
         self.program = self._start()
 
     def finish(self) -> None:
-        """Let it train to its end."""
+        """Let the training run to its end."""
         self._await(lambda: False)
 
     def strike(self, blow: Blow) -> bool:
-        """Strike it once, when it is time; False if it ended before."""
+        """Strike the training once, after the planned wait. Return False if it ended first."""
         if self.falls and not blow.hasty and not self._await(self._has_gone_on):
             return False
         if not self._await(lambda: bool(self._ranks()), blow.pause_s):
@@ -106,16 +109,16 @@ class Training:
         return fallen
 
     def lines(self) -> list[Line]:
-        """The journal."""
+        """All lines of the journal."""
         return read(self.directory)
 
     def litter(self) -> list[str]:
-        """What lies beside the last checkpoint and its link, once the training has ended."""
+        """Files beside the last checkpoint and its link, once the training has ended."""
         last = self.directory / "run" / "checkpoints" / "last.ckpt"
         return [path.name for path in last.parent.iterdir() if path not in (last, last.resolve())]
 
     def close(self) -> None:
-        """Leave nothing."""
+        """Kill all processes and remove all files."""
         self.program.kill()
 
     # Its processes
@@ -134,18 +137,19 @@ class Training:
         return None
 
     def _ranks(self) -> list[psutil.Process]:
-        """The ranks' processes, in the order of ranks."""
-        nursery = self._nursery()
+        """Processes of the ranks, in rank order."""
+        fork_server = self._nursery()
         with contextlib.suppress(psutil.Error):
-            return sorted(nursery.children() if nursery else [], key=lambda process: process.pid)
+            return sorted(fork_server.children() if fork_server else [], key=lambda process: process.pid)
         return []
 
     # Waiting
 
     def _await(self, holds: Callable[[], bool], pause_s: float = 0.0) -> bool:
-        """Wait, and look after the script, until something holds for so long; False if the training has come to its end.
+        """Wait until a condition has held for a given time, and supervise the script meanwhile.
 
-        Waiting too long counts as being stuck, and starts it again by force.
+        Return False if the training has come to its end. A wait that takes too long counts as "stuck", and the script is
+        killed and started again.
         """
         begun = since = time.monotonic()
         while True:
@@ -168,19 +172,19 @@ class Training:
             time.sleep(0.02)
 
     def _progressed(self) -> bool:
-        """Whether the journals have grown since this was last asked."""
+        """Return True if the journals have grown since the last call."""
         size = sum(path.stat().st_size for path in self.directory.glob("journal-*.log"))
         grown, self._seen = size > self._seen, size
         return grown
 
     def _has_gone_on(self) -> bool:
-        """Whether a batch was trained by a process that began after the last blow."""
+        """Return True if a process that began after the last fault has trained a batch."""
         lines, fallen = self.lines(), self.falls[-1].at
         started = {line.pid for line in lines if line.what == "start" and line.at > fallen}
         return any(line.pid in started and line.what == "batch" for line in lines)
 
     def _has_ended(self, code: int) -> bool:
-        """The script has ended: see what it leaves, and start it again unless it has done its work."""
+        """Check an exit of the script and what it left, and start it again unless its work is done."""
         left = self.program.left(PATIENCE_S)
         if left:
             self._findings.note("orphans", len(left), processes=[_named(one) for one in left], **self._circumstances())
@@ -196,7 +200,7 @@ class Training:
         return False
 
     def _check_checkpoints(self) -> None:
-        """Load every checkpoint that says it is whole; nothing is being written now."""
+        """Load every checkpoint that claims to be complete. Nothing writes at this time."""
         from footplate import checkpoint
 
         for path in (self.directory / "run").rglob(f"*{checkpoint.SUFFIX}"):
@@ -210,7 +214,7 @@ class Training:
     def _circumstances(self) -> dict[str, Any]:
         return {"recipe": self.recipe, "world": self.world, "blows": [asdict(fall.blow) for fall in self.falls]}
 
-    # Blows; each returns whether it has fallen
+    # Faults. Each method returns True if the fault has struck.
 
     def _fell(self, blow: Blow) -> None:
         self.falls.append(Fall(blow, time.monotonic()))
@@ -231,8 +235,8 @@ class Training:
         return self._signal_rank(blow, signal.SIGTERM)
 
     def _kill_nursery(self, blow: Blow) -> bool:
-        nursery = self._nursery()
-        return nursery is not None and _send(nursery, signal.SIGKILL)
+        fork_server = self._nursery()
+        return fork_server is not None and _send(fork_server, signal.SIGKILL)
 
     def _kill_supervisor(self, blow: Blow) -> bool:
         self._excuses[-signal.SIGKILL] = ANY
@@ -261,7 +265,7 @@ class Training:
         return self._kill_rank(blow)
 
     def _order(self, order: dict[str, Any]) -> bool:
-        """Have rank 0 do something, and wait until it has died of it."""
+        """Order rank 0 to carry out a fault, and wait until it has died."""
         taken = self.directory / TAKEN
         taken.unlink(missing_ok=True)
         before = {rank.pid for rank in self._ranks()}
@@ -285,7 +289,7 @@ class Training:
         (self.directory / "run" / "ballast").unlink(missing_ok=True)
 
     def _checkpoint_bytes(self) -> int:
-        """How large a checkpoint is; a guess before there is one."""
+        """Size of a checkpoint, or an estimate before the first one exists."""
         sizes: list[int] = []
         with contextlib.suppress(OSError):
             for path in (self.directory / "run").rglob("*.ckpt"):
@@ -323,7 +327,7 @@ def _named(process: psutil.Process) -> str:
 
 
 def _fill(ballast: Path, leave: int) -> None:
-    """Fill a file system but for so many bytes."""
+    """Fill a file system until the given number of bytes is free."""
     free = os.statvfs(ballast.parent)
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
         left = free.f_bavail * free.f_frsize - leave
@@ -333,7 +337,7 @@ def _fill(ballast: Path, leave: int) -> None:
 
 @contextlib.contextmanager
 def directory(disk: bool) -> Iterator[Path]:
-    """A new directory; its `run` is a small file system of its own where that may be mounted, and `disk` asks for it."""
+    """A new directory. If mounting is allowed and `disk` asks for it, its `run` is a small file system."""
     with tempfile.TemporaryDirectory(prefix="fp-chaos-") as name:
         run = Path(name) / "run"
         run.mkdir()
@@ -347,7 +351,7 @@ def directory(disk: bool) -> Iterator[Path]:
 
 
 def leave_alone(recipe: str, world: int) -> tuple[list[Line], str]:
-    """The journal and the result of a training that nobody strikes."""
+    """Run an undisturbed training. Return its journal and its result."""
     with directory(disk=False) as root:
         findings = Findings()
         training = Training(root, recipe, world, findings)
@@ -361,7 +365,7 @@ def leave_alone(recipe: str, world: int) -> tuple[list[Line], str]:
 
 
 def run(kills: int, seed: int) -> tuple[Findings, list[Fall], list[dict[str, Any]], int]:
-    """Strike trainings until all blows have fallen: what is wrong, the blows, what followed each, how many trainings."""
+    """Strike trainings until all faults have struck. Return defects, faults, consequences, and the number of trainings."""
     untouched: dict[tuple[str, int], tuple[list[Line], str]] = {}
     findings, falls, followed = Findings(), [], []
     blows = plan(kills, seed)
@@ -387,7 +391,7 @@ def run(kills: int, seed: int) -> tuple[Findings, list[Fall], list[dict[str, Any
 
 
 def compare(training: Training, untouched: list[Line], result: str, findings: Findings, seed: int) -> None:
-    """Note where a struck training differs from the untouched one."""
+    """Record where a training with faults differs from the undisturbed one."""
     lines = training.lines()
     faults = judge(lines, untouched)
     found = (training.directory / "result.json").read_text()

@@ -1,13 +1,13 @@
-"""Faults that strike inside a rank, where no signal from outside could hit the moment.
+"""Faults inside a rank, at moments that no signal from outside could hit.
 
-`chaos.py` leaves an order, `DIR/order.json`; rank 0 takes it up after its next batch:
+`chaos.py` writes an order to `DIR/order.json`. Rank 0 carries it out after its next batch:
 
-    {"do": "kill", "byte": 4711}     SIGKILL to itself when so many bytes of a checkpoint have been written
-    {"do": "full", "byte": 4711}     "no space left on device" from there on
+    {"do": "kill", "byte": 4711}     SIGKILL to itself after 4711 bytes of a checkpoint
+    {"do": "full", "byte": 4711}     "no space left on device" after 4711 bytes of a checkpoint
     {"do": "kill", "event": 3}       SIGKILL just before the third file operation of the writing thread: making the
-                                     directory, opening a file, renaming, deleting what is no longer kept, …
+                                     directory, opening a file, renaming, deleting an old checkpoint, …
 
-The wall clock is moved by a number of seconds in `DIR/clock`, heeded by whatever in the run asks `time.time`.
+`DIR/clock` moves the wall clock by a number of seconds, for all code in the run that calls `time.time`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "os.symlink
 
 
 class Saboteur(fp.Callback):
-    """Carries out what it finds ordered.
+    """Carries out the orders in a directory.
 
     Args:
-        directory: where orders are left.
+        directory: the directory of the order file.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -57,7 +57,7 @@ class Saboteur(fp.Callback):
 
 
 def move_clock(directory: Path) -> None:
-    """From now on `time.time` is off by what stands in `DIR/clock`, however often that changes."""
+    """Shift `time.time` by the number in `DIR/clock`, which may change at any time."""
     true_time = getattr(time.time, "true_time", time.time)
 
     def moved() -> float:
@@ -91,12 +91,12 @@ def _kill_before(event: int) -> None:
 
 
 def _end_writing_after(count: int, act: Callable[[], None]) -> None:
-    """Let so many more bytes be written to checkpoints' temporary files, and then act instead of writing."""
+    """Allow a number of bytes to be written to temporary files of checkpoints, then call `act` instead of writing."""
     left = count
     plainly = pathlib.Path.open
 
     class Limited:
-        """A file that takes no more than is left."""
+        """A file that accepts no more bytes than the limit leaves."""
 
         def __init__(self, file: Any) -> None:
             self._file = file

@@ -1,7 +1,7 @@
-"""Which blows a training is to be struck, and what is to be seen afterwards: pure functions.
+"""Plan of the faults for a training, and the checks of its journal afterwards. All functions are pure.
 
-A *blow* is one fault of one kind. `plan` draws them from a seed. `read` reads a journal, `judge` compares one with that
-of the run that nobody has struck.
+A *blow* is one fault of one kind. `plan` draws the blows from a seed. `read` reads a journal. `judge` compares a journal
+with the journal of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = {
     "full disk": "the disk is full; the script fails, room is made, it is started again",
     "clock": "the wall clock jumps by up to 30 days either way; then kill -9 of a rank",
 }
-FILE_EVENTS = 12  # a save makes a directory, opens, renames, deletes: about so often in all
+FILE_EVENTS = 12  # about the number of file operations of a save
 LONGEST_PAUSE_S = 0.8
 
 
@@ -36,11 +36,11 @@ class Blow:
 
     Attributes:
         kind: one of `KINDS`.
-        hasty: it falls without waiting until the training has got going again after the last one.
-        pause_s: how long to wait before it.
-        rank: whom it strikes, if it strikes a rank: the remainder of this and the number of ranks.
-        where: a number from 0 to 1: which byte, which file operation.
-        jump_s: by how much the clock is moved.
+        hasty: it strikes without waiting until the training has recovered from the fault before.
+        pause_s: the wait before it, in seconds.
+        rank: the rank that it strikes, if it strikes one: this number modulo the number of ranks.
+        where: a number from 0 to 1 that chooses the byte or the file operation.
+        jump_s: the shift of the clock, in seconds.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a journal: when (monotonic clock), by which process of which rank, about what, and the value."""
+    """A line of a journal: time (monotonic clock), process, rank, event and value."""
 
     pid: int
     at: float
@@ -64,20 +64,20 @@ class Line:
 
     @property
     def key(self) -> tuple[int, str, int]:
-        """What must have the same value in every attempt."""
+        """Identity of an event. Its value must be the same in every attempt."""
         return self.rank, self.what, self.number
 
 
 @dataclass(frozen=True)
 class Fall:
-    """A blow that has fallen, and when, on the monotonic clock."""
+    """A fault that has struck, and its time on the monotonic clock."""
 
     blow: Blow
     at: float
 
 
 def plan(kills: int, seed: int) -> list[Blow]:
-    """So many blows, every kind as often as any other, in random order."""
+    """A number of faults in random order. Every kind occurs equally often."""
     chance = random.Random(seed)
     kinds = list(itertools.islice(itertools.cycle(KINDS), kills))
     chance.shuffle(kinds)
@@ -95,7 +95,7 @@ def plan(kills: int, seed: int) -> list[Blow]:
 
 
 def read(directory: Path) -> list[Line]:
-    """All lines of all ranks' journals, in the order of time."""
+    """All lines of the journals of all ranks, in order of time."""
     return sorted(_lines(directory), key=lambda line: line.at)
 
 
@@ -108,7 +108,7 @@ def _lines(directory: Path) -> Iterator[Line]:
 
 
 def judge(lines: Sequence[Line], untouched: Sequence[Line]) -> list[str]:
-    """All that a struck run says otherwise than the untouched one: nothing, if it is the same bit for bit."""
+    """All differences between a run with faults and the undisturbed run. Empty if they are equal bit for bit."""
     truth = {line.key: line.value for line in untouched if line.what != "start"}
     faults = [
         f"at {line.at:.3f} rank {line.rank}, {line.what} {line.number}: {line.value}, not {truth.get(line.key)}"
@@ -120,9 +120,9 @@ def judge(lines: Sequence[Line], untouched: Sequence[Line]) -> list[str]:
 
 
 def aftermath(lines: Sequence[Line], falls: Sequence[Fall]) -> list[dict[str, Any]]:
-    """Of each blow after which the training began anew: how many batches were trained again, and seconds until the next.
+    """For each fault with a restart: the number of batches trained twice, and the seconds until the next batch.
 
-    Where several fell before it went on, the last of them takes over what the first has cost.
+    If several faults struck before the training went on, the last one carries the cost of all of them.
     """
     batches = [line for line in lines if line.rank == 0 and line.what == "batch"]
     found: list[dict[str, Any]] = []
@@ -140,10 +140,10 @@ def aftermath(lines: Sequence[Line], falls: Sequence[Fall]) -> list[dict[str, An
 
 
 def overlaps(lines: Sequence[Line]) -> int:
-    """How often a process still trained when a later one of the same rank had begun: never, if there is one writer."""
+    """Number of batches that a process trained after a later process of its rank had begun: 0 with a single writer."""
     count = 0
     for rank in {line.rank for line in lines}:
-        current: dict[int, int] = {}  # process id: in which order it came
+        current: dict[int, int] = {}  # process id: its position in the order of starts
         for line in (one for one in lines if one.rank == rank):
             number = current.setdefault(line.pid, len(current))
             count += number < len(current) - 1
@@ -151,5 +151,5 @@ def overlaps(lines: Sequence[Line]) -> int:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, smallest and largest."""
+    """Median, minimum and maximum."""
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}

@@ -1,12 +1,12 @@
-"""The training that `chaos.py` strikes, as a user would have written it, with a journal.
+"""The training that `chaos.py` strikes, written as a user would write it, plus a journal.
 
     python chaos_train.py DIR RECIPE RANKS
 
-Dropout, shuffled data, gradient accumulation, validation, a learning rate that changes with each step, a
-checkpoint every few steps, `ckpt_path="last"`. It is started again by the same command, however it has ended.
+It uses dropout, shuffled data, gradient accumulation, validation, a learning rate that changes with each step, a checkpoint
+every few steps, and `ckpt_path="last"`. After every exit, the same command starts it again.
 
-`DIR/journal-RANK.log` gets a line for each batch, validation and epoch of every attempt, with the values as hexadecimal
-floats; `DIR/result.json` the weights' digest at the end, as the process that called `fit` sees them.
+Each batch, validation and epoch of every attempt adds a line to `DIR/journal-RANK.log`, with values as hexadecimal floats.
+`DIR/result.json` has the digest of the final weights, as seen by the process that called `fit`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from torch.utils.data import DataLoader, Dataset
 
 import footplate as fp
 
-ROWS_EACH, BATCH, EPOCHS = 500, 8, 5  # 63 batches of 8 rows on each rank in each epoch, the last of them smaller
+# Each rank has 63 batches of 8 rows in each epoch. The last batch is smaller.
+ROWS_EACH, BATCH, EPOCHS = 500, 8, 5
 PAUSE_S = 0.006
 HEARTBEAT_TIMEOUT_S = 3.0
 
 
 class Classifier(fp.Module):
-    """Dropout, so that randomness must come back; batch norm, so that buffers must."""
+    """A classifier with dropout, which tests that random states are restored, and batch norm, which tests buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class Classifier(fp.Module):
 
 
 class Augmented(Dataset):
-    """Draws noise for each sample, in the loader's worker."""
+    """Adds noise to each sample, in the worker of the loader."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y
@@ -76,7 +77,7 @@ class Augmented(Dataset):
 
 
 class Journal(fp.Callback):
-    """Writes down all that is to be compared; a line is one write, so a killed process leaves whole lines."""
+    """Writes all values to compare. Each line is one write, so a killed process leaves only complete lines."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -97,7 +98,7 @@ class Journal(fp.Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         loss = float(trainer.callback_metrics["train_loss_epoch"])
-        if trainer.progress.batch_idx >= trainer.num_training_batches:  # and not cut off by SIGTERM
+        if trainer.progress.batch_idx >= trainer.num_training_batches:  # False if SIGTERM cut the epoch short
             self._note("epoch", trainer.progress.epoch, loss.hex())
 
     def _note(self, what: str, number: int, value: str) -> None:
@@ -105,7 +106,7 @@ class Journal(fp.Callback):
 
 
 def numbers(rows: int, seed: int) -> tuple[Any, Any]:
-    """`rows` vectors and a class that depends on them."""
+    """`rows` random vectors, and a class that depends on each vector."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 16, generator=generator)
     return x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
@@ -126,7 +127,7 @@ def table(directory: Path, rows: int) -> Any:
 
 
 def recipe(name: str, directory: Path, ranks: int) -> tuple[Any, dict[str, Any]]:
-    """The training data, and arguments of the trainer."""
+    """Training data and trainer arguments of a recipe."""
     if name == "table":
         data = fp.Loader(table(directory, ROWS_EACH * ranks), batch_size=BATCH, shuffle=True, seed=3, num_threads=1)
         return data, {"accumulate_grad_batches": 2, "val_check_interval": 25}

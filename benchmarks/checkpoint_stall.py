@@ -1,19 +1,23 @@
-"""Time for which a training loop stands still while it saves.
+"""Time that a training loop is blocked by a save.
 
     python benchmarks/checkpoint_stall.py --json benchmarks/results/checkpoint_stall.json
 
-or one size after the other, each into the same file: `--size "400 MB"`, `--size "2 GB"`, with `--only footplate
-lightning`, the two that the goals compare, eight minutes.
+To run it in parts, measure one size after the other into the same file: `--size "400 MB"`, `--size "2 GB"`. Add
+`--only footplate lightning` for the two entrants that the goals compare; this takes eight minutes.
 
-Weights and the two moments of Adam, all float32: 400 MB, and 2 GB. In every round each way of saving has a turn, in a fresh
-process with one torch thread: it trains, saves once to warm up (`first_s`: pages of memory are touched for the first time),
-then some times more; `blocked_s` is the median of these: from the end of a step to the moment at which the next could
-begin. Each save is waited for before the next step, outside of that time. Just before its saves, each process copies the
-state into memory that was touched before, which is what any snapshot costs at least (`memcpy_s`); `stall_vs_memcpy` is the
-quotient within one process.
+The state is the weights and the two moments of Adam, all float32: 400 MB, and 2 GB. In every round each entrant has a turn,
+in a fresh process with one torch thread:
 
-`step_while_writing`: steps of matrix products on one thread, timed while Footplate's thread writes, against the same steps
-just before. On fewer than two idle cores that measures the machine.
+1. It trains a step, and copies the state into memory that was touched before. `memcpy_s` is the time of this copy, the
+   least that any snapshot costs.
+2. It saves once to warm up. `first_s` is the time of this save, which touches pages of memory for the first time.
+3. It saves several more times. `blocked_s` is the median time from the end of a step to the moment at which the next step
+   could begin. The process waits for each save to finish before the next step; the clock doesn't count this wait.
+
+`stall_vs_memcpy` is `blocked_s` over `memcpy_s` within one process.
+
+`step_while_writing` compares steps of matrix products on one thread: their time while Footplate's thread writes, over their
+time just before. With fewer than two idle cores, this measures the machine.
 """
 
 from __future__ import annotations
@@ -47,14 +51,15 @@ from common import (
 
 STALL = f"wall time for which training stands still at a save, {LESS}"
 SIZES = {"400 MB": (1024, 32), "2 GB": (2048, 40)}  # width and number of square layers
-QUICK = {"400 MB": (256, 8)}  # not that large
+# A quick run has a smaller state under the same name.
+QUICK = {"400 MB": (256, 8)}
 QUICK_WAYS = ("footplate", "lightning", "torch.save", "dcp.async_save")
 ROUNDS = {"400 MB": 3, "2 GB": 3}
 SAVES = 3
 
 
 class Stalls:
-    """The durations of some saves, and of a bare copy of the same state before them."""
+    """Durations of several saves, and of a plain copy of the same state before them."""
 
     def __init__(self) -> None:
         self.blocked_s: list[float] = []
@@ -63,7 +68,7 @@ class Stalls:
         self.slowdown = 0.0
 
     def time(self, save: Callable[[], Any], wait: Callable[[], Any]) -> None:
-        """Time `save`, then wait for what it left to a thread or a process."""
+        """Time `save`, then wait until its thread or process has finished."""
         begun = time.perf_counter()
         save()
         ended = time.perf_counter()
@@ -72,7 +77,7 @@ class Stalls:
         self.write_s = time.perf_counter() - begun
 
     def copy(self, tensors: list[Any]) -> None:
-        """Time a copy of the state into touched memory."""
+        """Time a copy of the state into memory that was touched before."""
         import torch
 
         kept = [torch.zeros_like(tensor) for tensor in tensors]
@@ -111,7 +116,7 @@ def tensors_of(module: Any, optimizer: Any) -> list[Any]:
 
 
 def trained(base: type, stalls: Stalls, width: int, count: int) -> Any:
-    """A module of a trainer's for those layers."""
+    """A trainer's module with these layers."""
     import torch
 
     class Layers(base):
@@ -130,7 +135,7 @@ def trained(base: type, stalls: Stalls, width: int, count: int) -> Any:
 
 
 def timed(base: type, stalls: Stalls, wait: Callable[[Any], Any], **settings: Any) -> Any:
-    """A trainer's own ModelCheckpoint that saves after every step and is timed."""
+    """The trainer's own ModelCheckpoint with a timer. It saves after every step."""
 
     class Timed(base):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
@@ -156,7 +161,7 @@ def footplate(stalls: Stalls, directory: Path, width: int, count: int, saves: in
 
 
 def slowdown(trainer: Any, directory: Path, write_s: float) -> float:
-    """The median step while a checkpoint is written over the median step when none is."""
+    """Median step while a checkpoint is written, over the median step without writing."""
     import torch
 
     matrix = torch.randn(384, 384)
@@ -209,7 +214,7 @@ def lightning(stalls: Stalls, directory: Path, width: int, count: int, saves: in
 def bare(
     stalls: Stalls, directory: Path, width: int, count: int, saves: int, save: Callable[[dict[str, Any], Path], Any]
 ) -> None:
-    """A loop without a trainer; `save` returns how to wait for it."""
+    """Run a loop without a trainer. `save` returns a function that waits for the save."""
     import torch
 
     module = layers(width, count)
@@ -258,7 +263,7 @@ WAYS: dict[str, Callable[..., None]] = {
 
 
 def take_turn(name: str, connection: Connection, width: int, count: int, saves: int) -> None:
-    """What a process does: train, save, tell the times."""
+    """Run one turn in this process: train, save, report the times."""
     import torch
 
     torch.set_num_threads(1)
@@ -272,7 +277,7 @@ def take_turn(name: str, connection: Connection, width: int, count: int, saves: 
 
 
 def measure(name: str, width: int, count: int, quick: bool) -> Figures:
-    """One turn, in a process of its own."""
+    """Run one turn in a new process."""
     here, there = Pipe()
     context: Any = process_context(quick, "checkpoint_stall", "preloaded")
     process = context.Process(target=take_turn, args=(name, there, width, count, SAVES + 1))

@@ -1,8 +1,8 @@
-"""What the benchmarks of time share: arguments, paired interleaved rounds, medians with their spread, tables, JSON.
+"""Shared parts of the timing benchmarks: arguments, paired interleaved rounds, medians with their spread, tables, JSON.
 
-A ratio is never the quotient of two averages. In every round each entrant has its turn, in an order that is turned round
-from one round to the next; each round gives one quotient; the ratio is the median of these. Whatever else the machine
-does falls on all entrants alike, and the quartiles beside a ratio say how well that worked.
+A ratio is never the quotient of two averages. In every round each entrant has its turn. The order is reversed from one
+round to the next. Each round gives one quotient, and the ratio is the median of these quotients. Other load on the machine
+affects all entrants alike. The quartiles beside a ratio show how well that worked.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def arguments_parser(description: str) -> argparse.ArgumentParser:
 
 
 def arguments(description: str) -> argparse.Namespace:
-    """What the command line says, for a benchmark that takes no more than that."""
+    """Parse the command line of a benchmark that takes only `--json` and `--quick`."""
     return arguments_parser(description).parse_args()
 
 
 def process_context(quick: bool, *preload: str) -> BaseContext:
     """Start methods for the processes that a benchmark measures.
 
-    A measured process is a fresh interpreter. A quick run shows only that the benchmark works, so it forks its processes
-    from a fork server that has imported what is slow, once for all of them.
+    A measured process is a fresh interpreter. A quick run only shows that the benchmark works, so it forks its processes
+    from a fork server. The fork server imports slow packages once for all of them.
 
     Args:
         quick: return the fork server rather than fresh interpreters.
@@ -64,7 +64,7 @@ def process_context(quick: bool, *preload: str) -> BaseContext:
 
     if not quick:
         return multiprocessing.get_context("spawn")
-    # The fork server ignores this process's `sys.path`, and skips modules that it doesn't find.
+    # The fork server ignores the `sys.path` of this process, and skips modules that it doesn't find.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preload])
@@ -72,7 +72,7 @@ def process_context(quick: bool, *preload: str) -> BaseContext:
 
 
 def interleave(entrants: Sequence[str], measure: Callable[[str], Figures], rounds: int) -> Rounds:
-    """Measure every entrant once in each round, in turned order in every other one."""
+    """Measure every entrant once in each round. Every other round has the reverse order."""
     found: Rounds = {entrant: [] for entrant in entrants}
     for number in range(rounds):
         for entrant in entrants if number % 2 == 0 else reversed(entrants):
@@ -81,7 +81,7 @@ def interleave(entrants: Sequence[str], measure: Callable[[str], Figures], round
 
 
 def median(runs: list[Figures], figure: str) -> float:
-    """The median of one figure over the rounds."""
+    """Median of one figure over the rounds."""
     return statistics.median(run[figure] for run in runs)
 
 
@@ -90,18 +90,18 @@ def ratio(found: Rounds, over: str, under: str, figure: str, measure: str, under
 
     Args:
         found: the rounds of both.
-        over: the entrant that is compared.
+        over: the entrant in the numerator.
         under: its peer.
-        figure: the figure's key.
-        measure: what the figure measures, in words, and whether less or more of it is better.
-        under_figure: the peer's key, where it is another one.
+        figure: the key of the figure.
+        measure: what the figure measures, in words, and whether less or more is better.
+        under_figure: the key of the peer's figure, if it is different.
     """
     pairs = zip(found[over], found[under], strict=True)
     return spread([a[figure] / b[under_figure or figure] for a, b in pairs], over, under, measure)
 
 
 def spread(quotients: Sequence[float], of: str, against: str, measure: str) -> Ratio:
-    """The median and the quartiles of quotients of two entrants, with the names of both and what is compared."""
+    """Median and quartiles of the quotients of two entrants, with both names and the measure."""
     low, middle, high = (float(at) for at in np.quantile(quotients, (0.25, 0.5, 0.75)))
     named = {"of": of, "against": against, "measure": measure}
     return {"median": middle, "q1": low, "q3": high, "rounds": len(quotients), **named}
@@ -113,7 +113,7 @@ def row(name: str, runs: list[Figures]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on, with the load at this moment; no names and no paths."""
+    """The machine that gave the figures, with its current load; without host names and paths."""
     from footplate.hardware.machine import examine_machine
 
     found = examine_machine()
@@ -140,19 +140,19 @@ def report(
     path: Path | None,
     add: bool = False,
 ) -> None:
-    """Print the tables for people, and write the JSON if a file is given.
+    """Print the tables, and write the JSON if a file is given.
 
     Args:
-        benchmark: its file's name.
-        title: stands above the table.
-        columns: for each figure of a row that the table shows, its heading.
+        benchmark: the name of its file.
+        title: the heading of the table.
+        columns: the heading of each figure that the table shows.
         rows: one for each entrant; the figure `name` is its name.
         ratios: by name, as `ratio` returns them; their medians become the JSON's `ratios`.
-        figures: what else the JSON's `figures` hold, beside the spread of the ratios.
+        figures: further contents of the JSON's `figures`, beside the spread of the ratios.
         machine: from `machine()`, called before the first round.
         packages: the distributions whose versions matter.
         path: the JSON's file.
-        add: keep what the file has of other rows, ratios and figures, for a benchmark that is run in parts.
+        add: keep other rows, ratios and figures in the file, for a benchmark that runs in parts.
     """
     machine = {**machine, "load_after": os.getloadavg()[0]}
     console = Console(width=110, highlight=False)
@@ -182,16 +182,16 @@ def report(
 
 
 def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """A file's content with what was found now in place of what it had of the same name."""
+    """A file's content, updated with new rows, ratios and figures of the same names."""
     names = {row["name"] for row in now["rows"]}
     rows = [row for row in before["rows"] if row["name"] not in names] + now["rows"]
     return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures", "versions")}}
 
 
 def let_torchvision_be_imported() -> None:
-    """Declare the operators at which torchvision's import stops where its compiled part can't be loaded.
+    """Declare the operators that torchvision needs at import when its compiled part can't be loaded.
 
-    So it is beside a torch for the CPU; Lightning imports torchvision wherever it is installed.
+    This happens beside a torch for the CPU. Lightning imports torchvision wherever it is installed.
     """
     import importlib.util
     from pathlib import Path

@@ -1,13 +1,13 @@
-"""What the three data benchmarks share: data sets in every loader's format, and measurements that add up over several runs.
+"""Shared parts of the three data benchmarks: data sets in every loader's format, and measurements that add up over runs.
 
-Every entrant is a process of its own (`peers/data_loaders.py`), in whichever environment has it, and has one turn in each
-round (see `common.interleave` for why). Each figure carries the number of its round, so a benchmark can be taken in pieces:
+Every entrant is a process of its own (`peers/data_loaders.py`) in its own environment, and has one turn in each round (see
+`common.interleave` for the reason). Each figure carries the number of its round, so you can run a benchmark in parts:
 
     python data_images.py --data D --json F --rounds 2                  two rounds of all, on all kinds of data
     python data_images.py --data D --json F --add --kind photos         five more, of one kind of data
     python data_images.py --data D --json F --add --only footplate ray  five more, of some entrants
 
-Ratios are over the rounds in which both had a turn.
+Ratios use the rounds in which both entrants had a turn.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PACKAGES = ("footplate", "torch", "pyarrow", "deltalake", "numpy", "opencv-pytho
 
 @dataclass(frozen=True)
 class Entrant:
-    """A loader with one tuning: its function in `peers/data_loaders.py`, environment, workers, and the folder it reads."""
+    """A loader with one tuning: its function in `peers/data_loaders.py`, environment, workers, and input folder."""
 
     name: str
     function: str
@@ -66,7 +66,7 @@ class Entrant:
 
 
 def parse(description: str, kinds: Sequence[str]) -> argparse.Namespace:
-    """The options; `options.kinds` are the kinds of data to take."""
+    """Parse the options. `options.kinds` are the kinds of data to measure."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--add", action="store_true", help="to the rounds that the file has already")
@@ -84,7 +84,7 @@ def parse(description: str, kinds: Sequence[str]) -> argparse.Namespace:
 
 
 def chosen(entrants: Iterable[Entrant], only: Sequence[str] | None) -> list[Entrant]:
-    """Those that are meant and whose environment is there."""
+    """Entrants that the options choose and whose environment exists."""
     wanted = [one for one in entrants if only is None or any(word in re.findall(r"\w+", one.name) for word in only)]
     return [one for one in wanted if one.there() or print(f"{one.name}: no environment, left out")]
 
@@ -92,7 +92,7 @@ def chosen(entrants: Iterable[Entrant], only: Sequence[str] | None) -> list[Entr
 def measure(
     entrants: Sequence[Entrant], directory: Path, batch: int, rounds: int, seconds: float, first: int
 ) -> Rounds:
-    """So many rounds, numbered from `first`; an entrant that fails or runs out of time has none."""
+    """Run a number of rounds, numbered from `first`. An entrant that fails or times out has no figures in that round."""
     found: Rounds = {entrant.name: [] for entrant in entrants}
     for number in range(first, first + rounds):
         for entrant in entrants if number % 2 == 0 else reversed(entrants):
@@ -105,7 +105,7 @@ def measure(
 
 
 def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> Figures | None:
-    """One turn, with its files in memory: how fast the disk is, nobody is asked."""
+    """Run one turn with the files already in memory, so that the disk doesn't count."""
     if entrant.reads is not None:
         _read_files(directory / entrant.reads)
     command = [entrant.python, str(HERE / "peers" / "data_loaders.py"), entrant.function, str(directory), str(batch)]
@@ -133,7 +133,7 @@ def _read_files(directory: Path) -> None:
 def continued(
     before: Rounds, entrants: Iterable[Entrant], directory: Path, batch: int, options: argparse.Namespace
 ) -> Rounds:
-    """The rounds that there were, and those that the options ask for."""
+    """Measure the rounds that the options ask for, and append them to earlier rounds."""
     taken = measure(
         chosen(entrants, options.only), directory, batch, options.rounds, options.seconds, next_round(before)
     )
@@ -141,7 +141,7 @@ def continued(
 
 
 def earlier(path: Path | None, add: bool) -> dict[str, Rounds]:
-    """Of each kind of data, the rounds that a file has already."""
+    """Rounds that a file already has, by kind of data."""
     found: dict[str, Rounds] = {}
     if add and path is not None and path.exists():
         for row in json.loads(path.read_text())["rows"]:
@@ -150,17 +150,17 @@ def earlier(path: Path | None, add: bool) -> dict[str, Rounds]:
 
 
 def next_round(rounds: Rounds) -> int:
-    """The number of the round that comes after these."""
+    """Number of the round after these."""
     return 1 + max((int(run["round"]) for runs in rounds.values() for run in runs), default=-1)
 
 
 def merged(one: Rounds, other: Rounds) -> Rounds:
-    """The rounds of both."""
+    """Join two sets of rounds."""
     return {name: one.get(name, []) + other.get(name, []) for name in {**one, **other}}
 
 
 def paired(found: Rounds, over: str, under: str | None, figure: str) -> Ratio | None:
-    """`common.ratio` over the rounds that both have; None if these are fewer than two."""
+    """`common.ratio` over the rounds that both entrants have; None for fewer than two rounds."""
     if under is None or over not in found or under not in found:
         return None
     turns = {name: {run["round"]: run for run in found[name]} for name in (over, under)}
@@ -170,7 +170,7 @@ def paired(found: Rounds, over: str, under: str | None, figure: str) -> Ratio | 
 
 
 def best(found: Rounds, peers: Iterable[Entrant], figure: str, least: bool = False) -> str | None:
-    """The name of the peer with the best median of a figure, of those that have it and had more than one turn."""
+    """Name of the peer with the best median of a figure, among peers with more than one turn that have the figure."""
     meant = [peer for peer in peers if peer.streams or figure != "steady"]
     there = [peer.name for peer in meant if len(found.get(peer.name, ())) > 1]
     choose = min if least else max
@@ -185,13 +185,13 @@ def report(
     machine: dict[str, object],
     path: Path | None,
 ) -> None:
-    """Print the tables for people, and write the JSON.
+    """Print the tables, and write the JSON.
 
     Args:
-        benchmark: its file's name.
-        title: stands above the tables.
-        found: of each kind of data, the rounds.
-        ratios: by name; those that couldn't be had are left out.
+        benchmark: the name of its file.
+        title: the heading of the tables.
+        found: the rounds, by kind of data.
+        ratios: by name; None values are left out.
         machine: from `common.machine()`.
         path: the JSON's file.
     """
@@ -208,7 +208,7 @@ def report(
 
 @contextmanager
 def data_directory(kept: Path | None):
-    """Where data sets lie: a directory that was given, or one that is removed again."""
+    """Directory of the data sets: the given one, or a temporary one."""
     directory = kept or Path(tempfile.mkdtemp(prefix="footplate-bench-"))
     try:
         yield directory
@@ -218,7 +218,7 @@ def data_directory(kept: Path | None):
 
 
 def complete(directory: Path) -> bool:
-    """Whether a data set has been made; if it was begun, what there is of it is removed."""
+    """Return True if a data set is complete. Remove an incomplete one."""
     if (directory / "complete").exists():
         return True
     shutil.rmtree(directory, ignore_errors=True)
@@ -227,7 +227,7 @@ def complete(directory: Path) -> bool:
 
 
 def peers_formats(directory: Path, formats: dict[str, str]) -> None:
-    """Let the peers write their own formats: for each format, in which environment."""
+    """Write the peers' own formats with the peers, each in its environment."""
     for name, env in formats.items():
         python = ENVS / env / "bin" / "python"
         if python.exists():

@@ -1,11 +1,12 @@
-"""Images from a table to shuffled uint8 batches: Footplate, its peers, and the limit that decoding sets.
+"""Images from a table to shuffled uint8 batches: Footplate, its peers, and the limit set by decoding.
 
     bash benchmarks/peers/data.sh && python benchmarks/data_images.py --json benchmarks/results/data_images.json
 
-Two kinds of data, both made from real photographs (`peers/pictures.py`): JPEGs of 20 to 40 KB, and photos of 1 to 2
-megapixels. Batches of 64, 224 pixels, two threads or worker processes each, and everyone decodes with the same function,
-Footplate's, but for `petastorm, Pillow`, which is as its users write it. The limit is that function on all cores, from
-memory; all others' files are in the page cache when their turn begins. `data_common.py` says how to take it in pieces.
+Both kinds of data are made from real photographs (`peers/pictures.py`): JPEGs of 20 to 40 KB, and photos of 1 to 2
+megapixels. Batches have 64 images of 224 pixels. Each entrant has two threads or worker processes. All decode with
+Footplate's function, except `petastorm, Pillow`, which is written as its users write it. The limit is the decoding function
+on all cores, from memory. The files of all other entrants are in the page cache when their turn begins. To run this
+benchmark in parts, see `data_common.py`.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ FORMATS = {"webdataset": "data", "mds": "data", "litdata": "data", "hf": "data",
 
 
 def make(directory: Path, kind: str, rows: int) -> None:
-    """The data set in every format."""
+    """Make the data set in every format."""
     pictures = [str(data_common.HERE / "peers" / "pictures.py"), str(directory), kind, str(rows)]
     subprocess.run([Entrant("", "", "data").python, *pictures], check=True)
     write_tables(directory, kind)
 
 
 def write_tables(directory: Path, kind: str) -> None:
-    """The picture files as a Delta table, and as the peers have it."""
+    """Write the picture files as a Delta table, and in the peers' table formats."""
     files = sorted(directory.glob("folder/*/*.jpg"), key=lambda file: file.name)
     for start in range(0, len(files), ROWS_PER_FILE[kind]):
         some = files[start : start + ROWS_PER_FILE[kind]]
@@ -75,7 +76,7 @@ def main() -> None:
             directory = root / kind
             if not data_common.complete(directory):
                 make(directory, kind, options.rows or (ROWS[kind] // 20 if options.quick else ROWS[kind]))
-            data_common.once(CACHED, directory, BATCH)  # fills the cache
+            data_common.once(CACHED, directory, BATCH)  # fill the cache
             entrants = [LIMIT, FOOTPLATE, CACHED, *PEERS, *PETASTORM]
             found[kind] = data_common.continued(found.get(kind, {}), entrants, directory, BATCH, options)
     ratios = {}

@@ -1,12 +1,16 @@
-"""Columns from Parquet to shuffled batches of tensors: Footplate, its peers, and the limit that reading sets.
+"""Columns from Parquet to shuffled batches of tensors: Footplate, its peers, and the limit set by reading.
 
     bash benchmarks/peers/data.sh && python benchmarks/data_tabular.py --json benchmarks/results/data_tabular.json
 
-5 million rows of 40 float32 columns and a label, in row groups of 50,000, batches of 8,192, two threads. The `plain` files
-hold random values as they are; the `snappy` files values of 12 bits each, in dictionaries and compressed. The limit is
-pyarrow reading all row groups with two threads, the floor the same with each column permuted once into memory that is
-kept, which is the least that a shuffle costs. Peers that shuffle do it with a buffer of 100,000 rows, or (in memory) fully.
-`data_common.py` says how to take it in pieces.
+The table has 5 million rows of 40 float32 columns and a label, in row groups of 50,000. Batches have 8,192 rows. Each
+entrant has two threads. The `plain` files hold random values as they are. The `snappy` files hold 12-bit values in
+dictionaries, compressed.
+
+- The limit is pyarrow, which reads all row groups with two threads.
+- The floor adds one permutation of each column into reused memory, the least that a shuffle costs.
+- Peers that shuffle use a buffer of 100,000 rows, or shuffle the whole table in memory.
+
+To run this benchmark in parts, see `data_common.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ PETASTORM = Entrant("petastorm, batched", "tabular_petastorm", "petastorm")
 
 
 def make(directory: Path, kind: str, rows: int) -> None:
-    """The Parquet files, and the same as the peers have it."""
+    """Write the Parquet files, and the same rows in the peers' formats."""
     rng = np.random.default_rng(0)
     (directory / "parquet").mkdir()
     for number in range(FILES):

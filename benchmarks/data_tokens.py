@@ -1,10 +1,11 @@
-"""Lists of tokens from Parquet to shuffled, padded batches: Footplate, its peers, and the limit that reading sets.
+"""Lists of tokens from Parquet to shuffled, padded batches: Footplate, its peers, and the limit set by reading.
 
     bash benchmarks/peers/data.sh && python benchmarks/data_tokens.py --json benchmarks/results/data_tokens.json
 
-200,000 documents of 50 to 1,000 int32 tokens, batches of 32, two threads or worker processes. The limit is pyarrow reading
-all row groups with two threads; the batches, padded, and of int64 as an embedding takes them, are about four times as
-large as what is read. `data_common.py` says how to take it in pieces.
+The table has 200,000 documents of 50 to 1,000 int32 tokens. Batches have 32 documents. Each entrant has two threads or
+worker processes. The limit is pyarrow, which reads all row groups with two threads. The batches are padded and int64, as an
+embedding takes them, so they are about four times as large as the data in the files. To run this benchmark in parts, see
+`data_common.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PEERS = [
 
 
 def make(directory: Path, rows: int) -> None:
-    """The Parquet files, and the same as the peers have it."""
+    """Write the Parquet files, and the same rows in the peers' formats."""
     rng = np.random.default_rng(0)
     (directory / "parquet").mkdir()
     for number in range(FILES):

@@ -2,10 +2,11 @@
 
     python benchmarks/ddp_overhead.py --json benchmarks/results/ddp_overhead.json
 
-The tiny MLP of `step_overhead.py`, trained by two ranks over gloo, each a process with one torch thread. As there, the
-loops take turns of a thousand steady steps, which their batch iterators begin and end. Both ranks of a loop have their turn
-together. The ratios compare the processor time of both ranks with all their threads, without the time that a rank waits for
-the other. The table also shows the wall time of a turn, from the first rank's beginning to the last rank's end.
+Two ranks train the tiny MLP of `step_overhead.py` over gloo. Each rank is a process with one torch thread. As in
+`step_overhead.py`, the loops take turns of a thousand steady steps, and their batch iterators begin and end the turns. Both
+ranks of a loop have their turn together. The ratios compare the processor time of both ranks with all their threads,
+without the time that a rank waits for the other. The table also shows the wall time of a turn, from the beginning of the
+first rank to the end of the last rank.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ RAW = "raw DDP loop"
 
 
 class Ranks:
-    """The two processes of one loop. Neither steps without the other, so both are let go before either is waited for."""
+    """The two processes of one loop. Neither can step without the other, so both must start before either is awaited."""
 
     def __init__(self, name: str, loop: Loop, turns: list[int], context: BaseContext) -> None:
         port = free_port()
@@ -59,7 +60,7 @@ class Ranks:
 
 
 def environment(rank: int, port: int) -> dict[str, str]:
-    """What torchrun would set, as far as these loops look at it."""
+    """The variables of torchrun that these loops read."""
     return {
         "RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
         "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "benchmark",
@@ -73,8 +74,8 @@ def free_port() -> int:
 
 
 def measure(names: list[str], rounds: int, steps: int, quick: bool = False) -> dict[str, list[Figures]]:
-    """Let the loops train in turns; microseconds per step of each turn, processor time as the mean of the ranks."""
-    # The warm-up ends half-way between two checkpoints, so that none falls on the border of two turns.
+    """Run the loops in turns. Return microseconds per step of each turn, with processor time as the mean of the ranks."""
+    # The warm-up ends half-way between two checkpoints, so that no checkpoint falls between two turns.
     turns = [steps * 3 // 4, *[steps] * rounds]
     loops: dict[str, Ranks] = {}
     context = process_context(quick, *PRELOAD)

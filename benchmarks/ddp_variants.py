@@ -1,7 +1,7 @@
-"""The training loops that `ddp_overhead.py` compares: those of `step_variants.py`, each as one of two ranks.
+"""Training loops for `ddp_overhead.py`: the loops of `step_variants.py`, each as one of two ranks.
 
-Every rank trains on batches of its own; gradients are averaged over gloo. The "full" ones have a progress bar, a CSV file,
-two logged metrics (one of them on the bar), and a checkpoint every 500 steps.
+Every rank trains on its own batches. Gloo averages the gradients. The "full" loops have a progress bar, a CSV file, two
+logged metrics (one of them on the bar), and a checkpoint every 500 steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH = 32
 
 
 class SharedOut:
-    """The batches as a `footplate.data.Loader` gives them: it knows its place, and that all ranks have as many."""
+    """Batches like a `footplate.data.Loader`: the shard is already chosen, and all ranks have equally many batches."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches

@@ -1,18 +1,18 @@
-"""How many of other projects' own tests pass with Footplate: Lightning's, Petastorm's, Horovod's.
+"""Share of other projects' own tests that pass with Footplate: Lightning's, Petastorm's, Horovod's.
 
     python benchmarks/foreign_tests.py --from ../shared/foreign --json benchmarks/results/foreign_tests.json
 
-The archives of tests aren't part of the repository; suites whose archive is missing are left out. `tests/foreign` runs
-them, and its lists say what each case is. For each suite:
+The archives of tests aren't part of the repository. A suite without its archive is skipped. `tests/foreign` runs the
+suites, and its lists classify each case. For each suite:
 
 - `passed`: cases that pass.
-- `behavioural`: cases that speak of behaviour and that Footplate means to pass: those that pass, those listed as "differs",
-  and those that are listed as passing and didn't pass in this run ("broken").
-- `on_purpose`: behaviour that differs on purpose; a page says so.
-- `internals`: cases that look inside the other project; `wording`: cases that differ only in a message, an exception's
-  class or a warning. Neither is in `behavioural`.
+- `behavioural`: cases about behaviour that Footplate means to pass. These are the cases that pass, the cases listed as
+  "differs", and the cases listed as passing that failed in this run ("broken").
+- `on_purpose`: behaviour that differs on purpose; a page of the docs lists it.
+- `internals`: cases that test internals of the other project; `wording`: cases that differ only in a message, an
+  exception's class or a warning. `behavioural` includes neither.
 
-`SUITE_passed_share` is the number that passed to the behavioural ones. The goal for Lightning's is 0.95.
+`SUITE_passed_share` is the number of passed cases over the number of behavioural cases. The goal for Lightning's is 0.95.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def count(kinds: Mapping[str, int]) -> dict[str, int]:
-    """The figures of a suite, from how many of its cases are of each kind."""
+    """Figures of a suite, from the number of its cases of each kind."""
     passed, broken = kinds["passes"], kinds["broken"]
     return {
         "passed": passed,
@@ -73,7 +73,7 @@ def count(kinds: Mapping[str, int]) -> dict[str, int]:
 
 
 def share(row: Mapping[str, Any]) -> Ratio:
-    """The cases that passed to the behavioural ones, in the form of other benchmarks' ratios."""
+    """Passed cases over behavioural cases, in the form of other benchmarks' ratios."""
     measure = f"the number of {row['name']}'s own test cases; more is better"
     return spread([row["passed"] / row["behavioural"]], "cases that pass", "behavioural cases", measure)
 

@@ -1,11 +1,11 @@
-"""Overhead of hvd.DistributedOptimizer per step, against a raw DistributedDataParallel loop.
+"""Overhead of hvd.DistributedOptimizer per step, compared with a raw DistributedDataParallel loop.
 
     python benchmarks/horovod_overhead.py --json benchmarks/results/horovod_overhead.json
 
-Two ranks over gloo, each a process with one torch thread; batches that are ready. Three models: the tiny MLP of the other
-benchmarks, whose step is nearly all overhead; an MLP of 3.2 million parameters, whose gradients need two buckets; and a
-small convolutional network. Of each, the two loops take turns, both ranks of a loop together. The ratios are of wall time
-of a turn, and of the processor time of both ranks, all their threads included.
+Two ranks train over gloo, each a process with one torch thread and prepared batches. There are three models: the tiny MLP
+of the other benchmarks, whose step is nearly all overhead; an MLP of 3.2 million parameters, whose gradients need two
+buckets; and a small convolutional network. For each model the two loops take turns, both ranks of a loop together. The
+ratios compare the wall time of a turn, and the processor time of both ranks with all their threads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def network(name: str) -> nn.Module:
 
 
 class Ddp:
-    """A raw loop."""
+    """A raw DistributedDataParallel loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -71,7 +71,7 @@ class Ddp:
 
 
 class Horovod:
-    """The same with Horovod's verbs."""
+    """The same loop with Horovod's calls."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -96,7 +96,7 @@ def train(model: nn.Module, optimizer: Any, batches: Any) -> None:
 
 
 def measure(rounds: int, scale: float, quick: bool) -> dict[str, list[dict[str, float]]]:
-    """Microseconds a step of each loop in each round: wall time, and processor time as the mean of the ranks."""
+    """Microseconds per step of each loop in each round: wall time, and processor time as the mean of the ranks."""
     found: dict[str, list[dict[str, float]]] = {}
     context = process_context(quick, "horovod_overhead", "torch.nn.parallel", "footplate.compat.horovod")
     for model, usual in STEPS.items():

@@ -1,18 +1,24 @@
-"""Jobs on this machine: how long from submission to the user's first line, what a list costs, and what kills cost.
+"""Cost of local jobs: time from submission to the user's first line, cost of a list, and effect of killed supervisors.
 
     python benchmarks/jobs.py                      start, list and queue
     python benchmarks/jobs.py --only ray
     python benchmarks/jobs.py --only queue --jobs 1000
 
-**start**: from the start of a command to the first line of `trainer.task`, for `python -m trainer.task`, for
-`footplate jobs submit training`, and for a submission from a Python process that runs already; and what of a processor
-the command takes, and the supervisor until the program begins. **ray**: the same for `ray job submit`, to a head that has
-run a job before.
-**list**: 10,000 finished jobs in the store: all of them fetched; and the command `footplate jobs list`. **queue**:
-many tiny jobs, while supervisors are killed at random (kill -9). Of each job its program notes every begin and end.
-`lost` are jobs that did not succeed, or whose program never came to its end; `duplicated` are those that two
-processes ran at the same time. `repeated` were run again after their program's end, as its supervisor was killed
-before it had written that down: a program that finds its work done ends at once.
+**start**: time from the start of a command to the first line of `trainer.task`. The commands are `python -m trainer.task`,
+`footplate jobs submit training`, and a submission from a running Python process. Also the processor time of the command,
+and of the supervisor until the program begins.
+
+**ray**: the same for `ray job submit`, to a head that has run a job before.
+
+**list**: fetch all of 10,000 finished jobs in the store; and the command `footplate jobs list`.
+
+**queue**: many tiny jobs, while supervisors are killed at random (kill -9). The program of each job records every begin and
+end.
+
+- `lost`: jobs that did not succeed, or whose program never came to its end.
+- `duplicated`: jobs that two processes ran at the same time.
+- `repeated`: jobs that ran again after their program's end, because their supervisor was killed before it had recorded
+  that end. A program that finds its work done exits at once.
 """
 
 from __future__ import annotations
@@ -58,10 +64,10 @@ time.sleep(float(sys.argv[2]))
 note("end", time.time())
 """
 BEGIN_S = 120.0
-RAY_PORT = 8266  # below those that its workers take
+RAY_PORT = 8266  # below the ports of its workers
 RAY = f"http://127.0.0.1:{RAY_PORT}"
 FLAGS = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "out", "scale-tier": "CUSTOM"}
-FLAGS["master-machine-type"] = "n1-highcpu-8"  # little memory: several at a time
+FLAGS["master-machine-type"] = "n1-highcpu-8"  # little memory, so several jobs run at a time
 
 
 class Workplace:
@@ -80,12 +86,12 @@ class Workplace:
         self.jobs = Jobs.from_env()
 
     def name(self) -> str:
-        """A new job's."""
+        """A new job name."""
         self.numbers += 1
         return f"job_{self.numbers}"
 
     def submit(self, name: str, seconds: float = 0.0) -> None:
-        """Submit from this process."""
+        """Submit a job from this process."""
         from footplate.jobs.spec.draft import draft
         from footplate.jobs.spec.resolving import resolve
 
@@ -93,7 +99,7 @@ class Workplace:
         self.jobs.submit(resolve(draft(None, FLAGS, args, name)), Path("trainer"))
 
     def read(self) -> dict[str, list[tuple[str, str, float]]]:
-        """What the programs have noted: of each job, who, what and when."""
+        """The records of the programs: job, process, event and time."""
         found = defaultdict(list)
         lines = self.notes.read_text().splitlines() if self.notes.exists() else []
         for name, pid, what, at in map(str.split, lines):
@@ -101,7 +107,7 @@ class Workplace:
         return found
 
     def first_line(self, name: str) -> float:
-        """When a job's program began; waits for it."""
+        """Wait for a job's program to begin, and return that time."""
         limit = time.time() + BEGIN_S
         while not (found := self.read()[name]):
             assert time.time() < limit, f"{name} has not begun after {BEGIN_S:g} s: see {self.jobs.home.job(name)}"
@@ -145,7 +151,7 @@ def measure_start(place: Workplace, entrant: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def ray_head() -> Iterator[None]:
-    """A head of Ray on loopback, with the server of its jobs."""
+    """A Ray head on loopback, with its job server."""
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"]
     ray += ["--dashboard-host=127.0.0.1", f"--dashboard-port={RAY_PORT}", "--num-cpus=4", "--disable-usage-stats"]
     head = subprocess.Popen(ray, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -162,7 +168,7 @@ def ray_head() -> Iterator[None]:
 
 
 def measure_list(directory: Path, count: int) -> dict[str, float]:
-    """What a list of so many finished jobs costs, in ms."""
+    """Cost of a list of `count` finished jobs, in milliseconds."""
     home = Home(directory)
     store = open_store(home)
     spec = {"trainingInput": {"args": ["--epochs", "2"] * 10}}
@@ -196,7 +202,7 @@ def _insert(execute, job: Job) -> None:
 
 
 def measure_queue(place: Workplace, count: int, kills: int, seed: int) -> dict[str, float]:
-    """So many tiny jobs, and so many supervisors killed."""
+    """Run many tiny jobs, and kill some of their supervisors."""
     draw, began, killed, cpu = random.Random(seed), time.time(), 0, time.process_time()
     supervisors = Used()
     names = [place.name() for _ in range(count)]
@@ -234,14 +240,14 @@ def measure_queue(place: Workplace, count: int, kills: int, seed: int) -> dict[s
 
 
 class Used:
-    """What supervisors have used, as far as it was seen: by process, processor seconds and MB."""
+    """Observed use of supervisors: processor seconds and MB by process."""
 
     def __init__(self) -> None:
         self.cpu: dict[int, float] = {}
         self.rss: dict[int, float] = {}
 
     def look(self, place: Workplace) -> None:
-        """Look at those that run now."""
+        """Record the supervisors that run now."""
         for job in place.jobs.store.of_host(os.uname().nodename, SUPERVISED):
             with suppress(psutil.Error):
                 process = psutil.Process(job.owner["pid"]) if job.owner else None
@@ -262,7 +268,7 @@ def _kill_one(place: Workplace, draw: random.Random) -> int:
 
 
 def _overlaps(notes: list[tuple[str, str, float]]) -> bool:
-    """Whether a process of a job began between another's begin and its end, or its last sign of life."""
+    """Return True if a process of a job began between another's begin and its end, or its last sign of life."""
     spans: dict[str, list[float]] = defaultdict(list)
     for pid, _, at in notes:
         spans[pid].append(at)
@@ -279,7 +285,7 @@ def main() -> None:
     given: argparse.Namespace = parser.parse_args()
     path = given.json.absolute() if given.json else None
     rounds, count, many = (1, 10, 500) if given.quick else (given.rounds, given.jobs, 10_000)
-    os.environ["FOOTPLATE_CPUS"] = "32"  # a job declares eight
+    os.environ["FOOTPLATE_CPUS"] = "32"  # a job declares 8 cores
     before, rows, ratios, figures = machine(), [], {}, {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         place = Workplace(Path(directory))

@@ -1,4 +1,4 @@
-"""Time from a launch until the ranks have met, and the cost of sending them a gigabyte.
+"""Time from a launch until the ranks have met, and the cost of a payload of one gigabyte.
 
     python benchmarks/launch.py --only local --worlds 2 --json benchmarks/results/launch.json
     python benchmarks/launch.py --only local --worlds 4 --json benchmarks/results/launch.json
@@ -6,27 +6,27 @@
     python benchmarks/launch.py --only spark --json benchmarks/results/launch.json
     python benchmarks/launch.py --only payload --json benchmarks/results/launch.json
 
-Parts of it may be run one after another: each adds its figures to the file. Without `--only` and `--worlds`, all are run.
+You can run the parts one after another: each adds its figures to the file. Without `--only` and `--worlds`, all parts run.
 
-On this machine, in each round every contender is a fresh driver process that lets N workers meet (gloo) and do one
-all-reduce, twice in a row. Measured is the time until rank 0 has its first all-reduce behind it:
+On this machine, every contender is a fresh driver process in each round. It starts N workers that form a gloo group and do
+one all-reduce, twice in a row. The figure is the time until rank 0 has finished its first all-reduce:
 
     cold    from the start of the driver process
     warm    from the second call, in the same process
 
     footplate          Runner(np=-N).run
     footplate run      the command, for a script
-    torchrun           the command, for the same script; there is no second call in a process
+    torchrun           the command, for the same script; a process makes no second call
     elastic_launch     torchrun's own function, called from Python
-    TorchDistributor   Spark's, local_mode=True; from the call, as its session is there by then
+    TorchDistributor   Spark's, local_mode=True; from the call, because its session exists by then
 
-On Ray (`launch_ray.py`) and on Spark (`launch_spark.py`) the engine is there, and only calls are timed:
+On Ray (`launch_ray.py`) and on Spark (`launch_spark.py`) the engine already runs, and only calls are timed:
 
-    from a call    until rank 0 has its first all-reduce behind it; and until the call has returned
+    from a call    until rank 0 has finished its first all-reduce; and until the call has returned
 
-The last part sends an argument of 1 GiB there and back: by `Runner`, and by the bare function, which makes a new tensor of
-it; either way the result is read once. The driver's memory is the peak of its own, beyond what it was before there was an
-argument: 2 GiB are the argument and the result.
+The last part sends an argument of 1 GiB to a worker and back: by `Runner`, and by the plain function, which makes a new
+tensor of it. In both cases the result is read once. The driver's memory is its peak above the level before the argument
+existed: 2 GiB are the argument and the result.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ class Contender:
     """A driver program.
 
     Attributes:
-        text: the program, which takes the size of the world and the files that rank 0 writes when it has met the others.
-        before: what stands before its path in the command, after the interpreter.
-        calls: how often it makes the ranks meet.
-        from_call: whether "cold" is counted from its first call rather than from its start.
-        needs: the package without which it is left out.
-        slow: whether `--quick` leaves it out.
+        text: the program. It takes the world size and the files that rank 0 writes once the ranks have met.
+        before: the part of the command between the interpreter and the program's path.
+        calls: the number of calls in which the ranks meet.
+        from_call: count "cold" from its first call rather than from its start.
+        needs: the package that it requires; without it the contender is skipped.
+        slow: `--quick` skips it.
     """
 
     text: str
@@ -120,14 +120,14 @@ class Contender:
     slow: bool = False
 
     def command(self, path: Path, world: int, places: Sequence[Path]) -> list[str]:
-        """What to run."""
+        """The command of the driver."""
         before = [word.format(world=world) for word in self.before]
         return [sys.executable, *before, str(path), str(world), *map(str, places)]
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is run together: by the numbers of workers, the rounds, whether it is to be quick; left out without `needs`."""
+    """A part: a function of worker counts, rounds and `quick`. It is skipped without the package `needs`."""
 
     measure: Callable[[Sequence[int], int, bool], Found]
     needs: str | None = None
@@ -154,7 +154,7 @@ RATIOS = {  # name: (over, its figure, under, its figure)
 
 
 def start(contender: Contender, world: int) -> Figures:
-    """Run a driver; seconds until its ranks have met."""
+    """Run a driver. Return the seconds until its ranks have met."""
     with tempfile.TemporaryDirectory(prefix="footplate-bench-") as directory:
         place = Path(directory)
         (place / "driver.py").write_text(contender.text)
@@ -174,7 +174,7 @@ def start(contender: Contender, world: int) -> Figures:
 
 
 def measure(world: int, rounds: int, quick: bool) -> Found:
-    """Rows and ratios of this machine, with so many workers."""
+    """Rows and ratios of this machine for one number of workers."""
     there = {name: one for name, one in CONTENDERS.items() if find_spec(one.needs) and not (quick and one.slow)}
     found = interleave(list(there), lambda name: start(there[name], world), rounds)
     rows = [row(f"{name}, {world} workers", runs) for name, runs in found.items()]
@@ -213,7 +213,7 @@ print(json.dumps({"bare_s": seconds(lambda: bump(numbers)), "runner_s": through,
 
 
 def payload(worlds: Sequence[int], rounds: int, quick: bool) -> Found:
-    """A row of what an argument of a GiB, and a result as large, cost."""
+    """A row with the cost of an argument of 1 GiB and a result of the same size."""
     gib = 0.1 if quick else 1.0
     runs: list[Figures] = []
     for _ in range(rounds):
@@ -223,7 +223,7 @@ def payload(worlds: Sequence[int], rounds: int, quick: bool) -> Found:
 
 
 def local(worlds: Sequence[int], rounds: int, quick: bool) -> Found:
-    """Every contender of this machine, with so many workers each."""
+    """Measure every contender of this machine for each number of workers."""
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Ratio] = {}
     for world in worlds:

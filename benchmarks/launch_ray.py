@@ -1,8 +1,8 @@
-"""The part of `launch.py` on Ray: how long until workers in a cluster have met, Footplate beside Ray Train.
+"""The Ray part of `launch.py`: time until workers in a cluster have met, Footplate beside Ray Train.
 
-One cluster of two nodes, both on this machine, to which the driver is connected before anything is timed. In every round
-each entrant runs the same thing: a gloo process group, one all-reduce, home. The time is from
-the call to the end of rank 0's all-reduce, read from the machine's clock, as all processes are here.
+The cluster has two nodes, both on this machine. The driver is connected before the clock starts. In every round each
+entrant runs the same work: form a gloo process group, do one all-reduce, return. The time is from the call to the end of
+rank 0's all-reduce. All processes read the same machine's clock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OURS, THEIRS = "footplate on Ray", "Ray Train"
 
 @contextmanager
 def ray_cluster() -> Iterator[Any]:
-    """Two nodes with three cores each, one more than the workers take, and this process connected to them."""
+    """A cluster with this process connected: two nodes of three cores each, one core more than the workers take."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -75,7 +75,7 @@ def _ray_train(world: int) -> Figures:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    def meet(config: dict[str, str]) -> None:  # Ray Train has made the process group
+    def meet(config: dict[str, str]) -> None:  # Ray Train has already made the process group
         import time
 
         import torch

@@ -1,9 +1,9 @@
-"""The part of `launch.py` on Spark: how long until two workers on executors have met, Footplate beside TorchDistributor.
+"""The Spark part of `launch.py`: time until two workers on executors have met, Footplate beside TorchDistributor.
 
-One Spark session with two executors of one core (`local-cluster[2,1,1024]`), which has run a job before, so that its own
-start is in nobody's time. In every round each entrant runs the same function with two workers: `init_process_group`, one
-all-reduce, home. The time is from the call to the end of rank 0's all-reduce, read from the machine's clock, as all
-processes are here. Beside it stands how often the value that came home was not rank 0's.
+One Spark session has two executors of one core (`local-cluster[2,1,1024]`). It has run a job before, so that no entrant's
+time includes its start. In every round each entrant runs the same function with two workers: `init_process_group`, one
+all-reduce, return. The time is from the call to the end of rank 0's all-reduce. All processes read the same machine's
+clock. A further figure counts the calls that returned the value of another rank than rank 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def spark_session() -> Iterator[Any]:
 
 
 def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Ratio]]:
-    """Rows and ratios, for `launch.py`: with as many workers as the session has executors, whatever `worlds` says."""
+    """Rows and ratios, for `launch.py`. The number of workers is the number of executors; `worlds` is ignored."""
     runs = {OURS: _footplate, THEIRS: lambda: _torch_distributor(False)}
     if not quick:
         runs[THEIRS_LOCAL] = lambda: _torch_distributor(True)
@@ -73,9 +73,10 @@ def _torch_distributor(local_mode: bool) -> Figures:
 
 
 def _timed(run: Callable[[Callable[[], Any]], Any]) -> Figures:
-    """Seconds until rank 0 had its sum, until the call returned, and the rank whose value came home."""
+    """Seconds until rank 0 had its sum, seconds until the call returned, and the rank whose value was returned."""
 
-    def meet() -> dict[str, Any]:  # of this function, not of this file: it travels by value, which suits both entrants
+    # A local function is pickled by value, which works for both entrants.
+    def meet() -> dict[str, Any]:
         import time
 
         import torch

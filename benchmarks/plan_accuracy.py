@@ -1,9 +1,9 @@
 """Accuracy of `footplate plan` for this machine's CPU: predicted against measured memory and time.
 
-Predicted memory is XLA's account of state, batch and temporaries, and an estimate of what XLA's libraries allocate.
-Measured memory is state, batch and the growth of a process within a step: see `_measured` in
-footplate/planning/compiler.py. Time compares the roofline with XLA's fastest step. Every round measures the machine's peak
-rates again. To run it in parts: `plan_accuracy.py MLP ResNet-18 --add --json FILE`.
+Predicted memory is XLA's account of state, batch and temporaries, plus an estimate of the memory that XLA's libraries
+allocate. Measured memory is state, batch and the growth of a process within a step: see `_measure` in
+footplate/planning/compiler.py. Predicted time is the roofline; measured time is XLA's fastest step. Every round measures
+the machine's peak rates again. To run it in parts: `plan_accuracy.py MLP ResNet-18 --add --json FILE`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder whose head is its embedding; with its defaults GPT-2 small: 124 million parameters."""
+    """A decoder with tied embedding and head. The defaults give GPT-2 small with 124 million parameters."""
 
     def __init__(
         self, vocabulary: int = 50257, width: int = 768, layers: int = 12, heads: int = 12, length: int = 1024
@@ -110,7 +110,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "BERT-mini": bert_mini,
     "ConvNeXt": convnext,
 }
-ROUNDS = 1  # of a minute each; of the five steps in it the fastest counts, and of their memory the median
+# A round takes a minute and has five steps. The time is that of the fastest step, the memory is the median.
+ROUNDS = 1
 COLUMNS = {
     "foretold_mb": "memory MB, predicted",
     "peak_mb": "measured",

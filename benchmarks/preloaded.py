@@ -1,4 +1,4 @@
-"""Imports for the fork server of a quick run: the packages that the compared training loops import.
+"""Imports for the fork server of a quick run: the packages of the compared training loops.
 
 Lightning takes seconds to import. A benchmark that measures starts fresh interpreters instead. MLflow is left out: it
 starts threads, and a process with threads can't be forked safely.

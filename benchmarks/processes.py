@@ -1,7 +1,7 @@
-"""Programs that are started to be killed: found again whole, however their processes were started, and ended.
+"""Programs that are started and then killed, with all of their processes.
 
-Every process of a program has `MARK` in the environment that it was started with, and its children have it too, also
-those that have left its session and lost their parent. So nothing that a program leaves behind escapes `Program.alive`.
+Every process of a program has `MARK` in its initial environment. Its children inherit the mark, even if they leave its
+session and lose their parent. So `Program.alive` finds every process that a program leaves behind.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MARK = "FOOTPLATE_BENCHMARK_PROGRAM"
 
 
 class Program:
-    """A program with all the processes that come of it.
+    """A program with all processes that descend from it.
 
     Args:
-        command: what to run.
-        said: the file that its output is appended to.
-        environment: variables over those of this process.
+        command: the command to run.
+        said: the file to which the output is appended.
+        environment: variables in addition to those of this process.
     """
 
     def __init__(self, command: Sequence[str], said: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -42,18 +42,18 @@ class Program:
             )
 
     def alive(self) -> list[psutil.Process]:
-        """All of its processes that are there, but for zombies."""
+        """All of its processes that exist, except zombies."""
         return [process for process in psutil.process_iter() if self._owns(process)]
 
     def left(self, patience_s: float) -> list[psutil.Process]:
-        """Those that are still there after so long a wait."""
+        """Processes that still exist after a wait of `patience_s` seconds."""
         deadline = time.monotonic() + patience_s
         while (found := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return found
 
     def kill(self) -> None:
-        """End all of it."""
+        """Kill all processes of the program."""
         while found := self.alive():
             for process in found:
                 try:
@@ -64,7 +64,7 @@ class Program:
         self.process.wait()
 
     def said(self, nbytes: int = 3000) -> str:
-        """The end of what it has said."""
+        """The end of the program's output."""
         return self._said.read_bytes()[self._before :][-nbytes:].decode(errors="replace")
 
     def _owns(self, process: psutil.Process) -> bool:

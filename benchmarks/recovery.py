@@ -3,20 +3,20 @@
     bash benchmarks/peers/recovery.sh          # the environment of Ray Train, once
     python benchmarks/recovery.py --json benchmarks/results/recovery.json
 
-or, with the same result, in parts: `--kills 2`, and then four times `--kills 2 --add`.
+Or, with the same result, in parts: `--kills 2`, and then four times `--kills 2 --add`.
 
-A training of 2, then of 4 processes (`recovery_jobs.py`: the same model and checkpoints in each) is let run until a
-random step; `kill -9` strikes a random rank. Measured is the time until a rank of the next attempt has done a step. The
-kill counts as recovered when the training has got beyond the step that it was killed at, within `PATIENCE_S`. Every kill
-strikes a job of its own, and the contenders take turns:
+A training of 2 processes, then of 4 (`recovery_jobs.py`: the same model and checkpoints in each), runs until a random step.
+Then `kill -9` strikes a random rank. The figure is the time until a rank of the next attempt has finished a step. The kill
+counts as recovered if the training passes, within `PATIENCE_S`, the step at which it was killed. Every kill strikes a new
+job, and the contenders take turns:
 
-    footplate warm     the process that forks the ranks is there: a restart costs a fork
-    footplate cold     it is killed with the rank, so it must be started and import torch again
-    torchrun + Lightning, torchrun + bare script: `--max-restarts`, everything else as it comes
+    footplate warm     the fork server of the ranks survives: a restart costs a fork
+    footplate cold     the fork server is killed with the rank, so it must start and import torch again
+    torchrun + Lightning, torchrun + bare script: `--max-restarts`, defaults otherwise
     Ray Train          `FailureConfig(max_failures=…)`
 
-In each round two bare processes are started, too: one does nothing but `import torch`; the other also makes an optimizer,
-for which torch imports as much again.
+Each round also starts two bare processes. One only runs `import torch`. The other also makes an optimizer, for which torch
+imports as much again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from processes import Program
 
 WORLDS = (2, 4)
 PATIENCE_S = 60.0
-START_S = 240.0  # until a job has trained its first steps
-FIRST_STEP, LAST_STEP = 25, 60  # the kill strikes between these: there are checkpoints then
+START_S = 240.0  # limit for a job's first steps
+# The kill strikes between these steps, when checkpoints exist.
+FIRST_STEP, LAST_STEP = 25, 60
 OURS = ("footplate warm", "footplate cold")
 CONTENDERS = (*OURS, "torchrun + Lightning", "torchrun + bare script", "Ray Train")
 BARE = {
@@ -58,7 +59,7 @@ _RAY = _HERE / "peers" / ".venvs" / "ray" / "bin" / "python"
 
 @dataclass(frozen=True)
 class Step:
-    """A rank's report: its process, which step it has done, and when, on the monotonic clock."""
+    """A rank's report of a finished step: process, step number, and time on the monotonic clock."""
 
     pid: int
     rank: int
@@ -67,7 +68,7 @@ class Step:
 
 
 def command(contender: str, directory: Path, world: int) -> list[str]:
-    """What starts a job."""
+    """The command that starts a job."""
     job = {"torchrun + Lightning": "lightning", "torchrun + bare script": "bare", "Ray Train": "ray"}
     arguments = [_JOBS, job.get(contender, "footplate"), str(directory), str(world)]
     if contender.startswith("torchrun"):
@@ -77,7 +78,7 @@ def command(contender: str, directory: Path, world: int) -> list[str]:
 
 
 def measure(contender: str, world: int, chance: random.Random) -> Figures:
-    """Start a job, kill one of its ranks, and see what becomes of it."""
+    """Start a job, kill one of its ranks, and observe the recovery."""
     if contender in BARE:
         return {"world": float(world), "seconds": start_bare(BARE[contender])}
     with tempfile.TemporaryDirectory(prefix="fp-", ignore_cleanup_errors=True) as name:
@@ -99,11 +100,11 @@ def _strike(job: Program, contender: str, directory: Path, world: int, chance: r
         return {"recovered": 0.0, "began": 0.0}
     old = {one.pid for one in before}
     victim = next(one.pid for one in before if one.rank == rank)
-    nursery = psutil.Process(victim).ppid() if contender == "footplate cold" else None
+    fork_server = psutil.Process(victim).ppid() if contender == "footplate cold" else None
     killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    if nursery is not None:
-        os.kill(nursery, signal.SIGKILL)
+    if fork_server is not None:
+        os.kill(fork_server, signal.SIGKILL)
     reached = max(one.step for one in read(directory) if one.at <= killed)
 
     def gone_on(steps: list[Step]) -> bool:
@@ -119,7 +120,7 @@ def _strike(job: Program, contender: str, directory: Path, world: int, chance: r
 
 
 def _await(job: Program, directory: Path, holds: Any, patience_s: float) -> list[Step] | None:
-    """The steps once something holds of them; None if it doesn't in time, or the job has ended."""
+    """Wait for a condition on the steps, and return the steps. None if the time is over or the job has ended."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         steps = list(read(directory))
@@ -141,7 +142,7 @@ def read(directory: Path) -> Iterator[Step]:
 
 
 def start_bare(program: str) -> float:
-    """Seconds from before the start of a process until it has run a program."""
+    """Seconds from the start of a process until it has run a program."""
     begun = time.monotonic()
     command = [sys.executable, "-c", f"{program}; import time; print(time.monotonic())"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -149,7 +150,7 @@ def start_bare(program: str) -> float:
 
 
 def summary(contender: str, world: int, runs: list[Figures]) -> dict[str, Any]:
-    """A contender's row."""
+    """The table row of a contender."""
     seconds = [run["seconds"] for run in runs if "seconds" in run]
     row: dict[str, Any] = {"name": contender, "contender": contender}
     if contender not in BARE:
@@ -161,7 +162,7 @@ def summary(contender: str, world: int, runs: list[Figures]) -> dict[str, Any]:
 
 
 def quotients(found: dict[int, Rounds]) -> dict[str, Ratio]:
-    """Footplate's cold restart against the bare starts of the same rounds."""
+    """Ratios of Footplate's cold restart to the bare starts of the same rounds."""
     ratios: dict[str, Ratio] = {}
     measure = f"wall time from the kill, or from the start, until the first step after it, {LESS}"
     for world, rounds in found.items():
@@ -179,7 +180,7 @@ def main() -> None:
     here = machine()
     if options.peer_kills and not _RAY.exists():
         raise SystemExit("Ray Train's environment is not there: bash benchmarks/peers/recovery.sh")
-    for program in BARE.values():  # file caches
+    for program in BARE.values():  # warm up the file caches
         start_bare(program)
     before = earlier(options.json) if options.add else {}
     found = {world: compare(world, options.kills, options.peer_kills) for world in options.worlds}
@@ -209,7 +210,7 @@ def arguments() -> argparse.Namespace:
 
 
 def compare(world: int, kills: int, peer_kills: int) -> Rounds:
-    """All contenders take turns; when the peers have had theirs, Footplate and the bare starts go on."""
+    """Run all contenders in turns. When the peers are done, Footplate and the bare starts go on."""
     chance = random.Random()
 
     def turn(name: str) -> Figures:
@@ -224,7 +225,7 @@ def compare(world: int, kills: int, peer_kills: int) -> Rounds:
 
 
 def earlier(path: Path) -> dict[int, Rounds]:
-    """What a file of this benchmark holds, as `compare` gave it."""
+    """Contents of a file of this benchmark, in the form that `compare` returns."""
     found: dict[int, Rounds] = {world: {} for world in WORLDS}
     for row in json.loads(path.read_text())["rows"]:
         for run in row["rounds"]:
@@ -233,12 +234,12 @@ def earlier(path: Path) -> dict[int, Rounds]:
 
 
 def together(one: Rounds, other: Rounds) -> Rounds:
-    """The rounds of both."""
+    """Join the rounds of two results."""
     return {name: one.get(name, []) + other.get(name, []) for name in dict.fromkeys((*one, *other))}
 
 
 def write(found: dict[int, Rounds], here: dict[str, Any], path: Path | None) -> None:
-    """Report what was found."""
+    """Report the results."""
     bare = {name: [run for rounds in found.values() for run in rounds[name]] for name in BARE}
     rows = [summary(name, 0, runs) for name, runs in bare.items()]
     for world, rounds in found.items():

@@ -1,13 +1,13 @@
-"""One training, kept alive in four ways. Each is a job of its own, which `recovery.py` starts and kills:
+"""One training with four ways of recovery. `recovery.py` starts each as a job and kills it:
 
     python recovery_jobs.py footplate DIR WORLD
     torchrun --nproc-per-node WORLD --max-restarts 3 recovery_jobs.py lightning DIR WORLD
     torchrun --nproc-per-node WORLD --max-restarts 3 recovery_jobs.py bare DIR WORLD
     python recovery_jobs.py ray DIR WORLD
 
-A tiny model (32-64-10), AdamW, data-parallel over gloo, a pause of `STEP_S` in each step, a checkpoint every
-`CHECKPOINT_EVERY` steps, from which each continues as its own documentation says. After every step each rank appends a
-line to `DIR/steps-RANK.log`: its process, the step, the time on the machine's monotonic clock.
+The training is a tiny model (32-64-10) with AdamW, data-parallel over gloo. Each step pauses for `STEP_S`. A checkpoint is
+saved every `CHECKPOINT_EVERY` steps, and each job resumes from it as its own documentation says. After every step each rank
+appends a line to `DIR/steps-RANK.log`: its process, the step, and the time on the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 
 STEP_S = 0.02
 CHECKPOINT_EVERY = 10
-STEPS = 5000  # more than any job lives to see
+STEPS = 5000  # more than any job reaches
 BATCH = 32
 RESTARTS = 3
 
 
 class Reports:
-    """Appends a line for each step; one write each, so that a killed process leaves whole lines."""
+    """Appends a line for each step. Each line is one write, so that a killed process leaves only complete lines."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._file = os.open(directory / f"steps-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -52,7 +52,7 @@ def make_data() -> Any:
 
 
 def make_lightning_shaped(base: type, directory: Path) -> Any:
-    """The same module for Footplate and for Lightning."""
+    """Make the same module for Footplate and for Lightning."""
     import torch
     import torch.nn.functional as F
 
@@ -165,7 +165,7 @@ def ray(directory: Path, world: int) -> None:
 
 
 def _steps(done: int, rank: int, world: int) -> Any:
-    """Numbered batches of a rank, from a step on."""
+    """Numbered batches of a rank, from a given step on."""
     x, y = make_data().tensors
     for step in range(done + 1, STEPS + 1):
         start = ((step * world + rank) * BATCH) % len(x)

@@ -1,11 +1,11 @@
-"""Time of a step that two devices share: as threads of one process (`strategy="replicas"`), or as two processes.
+"""Time of a step on two devices: as threads of one process (`strategy="replicas"`), or as two processes.
 
     python benchmarks/replicas.py --json benchmarks/results/replicas.json
 
-Three models on the CPU, from one whose steps are nearly all Python to one whose steps are nearly all arithmetic, with the
-same global batch for all. A "device" is one thread of torch. One process with one thread of torch and one with two threads
-run beside them; two threads are how torch itself spreads a step over cores. The figure is the wall time of steady steps, by
-the clock of the first rank.
+There are three models on the CPU. The steps of the first are nearly all Python; those of the last are nearly all
+arithmetic. The global batch is the same for all entrants. A "device" is one thread of torch. Two single processes run
+beside them, with one thread of torch and with two; two threads are torch's own way to spread a step over cores. The figure
+is the wall time of steady steps, by the clock of the first rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from common import QUICK_ROUNDS, WALL_STEP, Figures, Ratio, arguments, interleave, machine, median, ratio, report
 
 ROUNDS = 7
-WARM_UP = 10  # steps before the clock runs
+WARM_UP = 10  # steps before the clock starts
 ENTRANTS: dict[str, dict[str, Any]] = {
     "one process": {},
     "one process, two threads of torch": {"threads": 2},
@@ -58,7 +58,7 @@ MODELS: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 class Ready:
-    """The same batch again and again, shared out as a `footplate.data.Loader` does."""
+    """Yields the same batch repeatedly, split among ranks as a `footplate.data.Loader` splits it."""
 
     def __init__(self, shape: tuple[int, ...], steps: int, ranks: int) -> None:
         import torch
@@ -92,7 +92,7 @@ class Ready:
 def measure(
     model: Callable[[], Any], steps: int, devices: int = 1, strategy: str = "auto", threads: int = 1
 ) -> Figures:
-    """Milliseconds per step of a training from its beginning, without its first steps."""
+    """Milliseconds per step of a training, without its first steps."""
     import torch
     import torch.nn.functional as F
 

@@ -3,12 +3,12 @@
     python benchmarks/startup.py --json benchmarks/results/startup.json
 
 Fresh processes take turns, with warm file caches. Each runs a small program until its first training step (or its imports)
-are done, prints the time, and ends at once. CPU time is that of the process since it began. Wall time starts before the
+are done, prints the time, and exits at once. CPU time is that of the process since it began. Wall time starts before the
 process does. The trainers keep their defaults: progress display, CSV, summary and checkpoints are on.
 
-The last table is Python's own import timing. It lists what a Footplate program imports in addition to the raw program.
-torch imports much of itself, mostly `torch._dynamo`, when the first optimizer is made. That time is in the first steps, not
-in `import torch`.
+The last table is Python's own import timing. It lists the modules that a Footplate program imports in addition to the raw
+program. torch imports much of itself, mostly `torch._dynamo`, when the first optimizer is made. That time is in the first
+steps, not in `import torch`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ PROGRAMS = {
 
 
 def run(name: str) -> Figures:
-    """Start a program in an empty directory; seconds until it is done."""
+    """Start a program in an empty directory. Return the seconds until it is done."""
     with tempfile.TemporaryDirectory(prefix="footplate-bench-") as directory:
         begun = time.monotonic()
         ended = subprocess.run([sys.executable, "-c", PROGRAMS[name]], cwd=directory, capture_output=True, text=True)
@@ -98,7 +98,7 @@ def run(name: str) -> Figures:
 
 
 def imports(name: str) -> dict[str, float]:
-    """The modules that a program imports, each with its own time in milliseconds."""
+    """Modules that a program imports, each with its own time in milliseconds."""
     with tempfile.TemporaryDirectory(prefix="footplate-bench-") as directory:
         command = [sys.executable, "-X", "importtime", "-c", PROGRAMS[name]]
         ended = subprocess.run(command, cwd=directory, capture_output=True, text=True)
@@ -107,7 +107,7 @@ def imports(name: str) -> dict[str, float]:
 
 
 def added_imports() -> dict[str, Figures]:
-    """What Footplate's first step imports beyond the raw one's: milliseconds and modules by top-level package."""
+    """Imports of Footplate's first step beyond the raw one's: milliseconds and modules by top-level package."""
     raw, ours = imports("raw: first step"), imports("footplate: first step")
     packages: dict[str, Figures] = defaultdict(lambda: {"ms": 0.0, "modules": 0})
     for module in ours.keys() - raw.keys():

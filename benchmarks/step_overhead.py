@@ -48,7 +48,8 @@ from step_variants import CHECKPOINT_EVERY, VARIANTS, Loop
 
 STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
 ROUNDS = 30
-WARM_UP_S = 10.0  # until MLflow is imported and its database exists, in whatever process that happens
+# Time for MLflow's import and its new database, in any process.
+WARM_UP_S = 10.0
 PRELOAD = ("step_variants", "preloaded")  # what the fork server of a quick run imports
 
 
@@ -70,7 +71,7 @@ class Clocks:
 
 
 class Turns:
-    """Batches that are ready, handed out turn by turn: each turn waits for a word, and tells the time before and after."""
+    """Prepared batches, yielded turn by turn. Each turn waits for a message, and sends the clocks before and after."""
 
     def __init__(self, connection: Connection, turns: list[int]) -> None:
         import torch
@@ -94,11 +95,11 @@ class Turns:
             self._connection.send(Clocks.read())
         self._connection.recv()
         self._connection.send(Clocks.read())
-        yield next(endless)  # a trainer that knows the length does not ask again after the last
+        yield next(endless)  # a trainer that knows the length does not ask again after the last batch
 
 
 def train(loop: Loop, connection: Connection, turns: list[int], terminal: str, environment: dict[str, str]) -> None:
-    """What each process does: train on a terminal."""
+    """Run a training loop in this process, on a terminal."""
     screen = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
     os.dup2(screen, 1)
     os.dup2(screen, 2)
@@ -114,13 +115,13 @@ def train(loop: Loop, connection: Connection, turns: list[int], terminal: str, e
 
 
 class Runner:
-    """One training process, seen from outside.
+    """Handle of one training process.
 
     Args:
-        name: what it is called.
-        loop: one of `VARIANTS`, or its like.
+        name: its name.
+        loop: one of `VARIANTS`, or a similar function.
         turns: the steps of each of its turns.
-        context: how the process is started.
+        context: the start method of the process.
         environment: variables that are set before the loop imports anything.
     """
 
@@ -148,7 +149,7 @@ class Runner:
         return self.receive()
 
     def let_go(self) -> None:
-        """Let it begin its next turn; `receive` then gives its clocks at the beginning, and again at the end."""
+        """Let it begin its next turn. Then `receive` returns its clocks at the beginning, and again at the end."""
         self._connection.send("go")
 
     def join(self) -> None:
@@ -171,8 +172,8 @@ class Runner:
 def measure(
     names: list[str], rounds: int, steps: int, warm_up_s: float, quick: bool = False
 ) -> dict[str, list[Figures]]:
-    """Let the loops train in turns; microseconds per step of each turn."""
-    # The warm-up ends half-way between two checkpoints, so that none falls on the border of two turns.
+    """Run the loops in turns. Return microseconds per step of each turn."""
+    # The warm-up ends half-way between two checkpoints, so that no checkpoint falls between two turns.
     turns = [CHECKPOINT_EVERY + CHECKPOINT_EVERY // 2, *[steps] * rounds]
     runners: dict[str, Runner] = {}
     context = process_context(quick, *PRELOAD)
@@ -229,7 +230,7 @@ def main() -> None:
                 "vs_raw": spread["median"],
                 "wall_us": median(runs, "wall_us"),
                 "wall_vs_raw": ratio(found, name, "raw loop", "wall_us", WALL_STEP)["median"],
-                # The kernel counts it in ticks of 10 ms, so only the mean says something.
+                # The kernel counts it in ticks of 10 ms, so only the mean is accurate.
                 "children_cpu_us": statistics.fmean(run["children_cpu_us"] for run in runs),
                 "rounds": runs,
             }

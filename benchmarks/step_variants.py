@@ -1,8 +1,8 @@
-"""The training loops that `step_overhead.py` compares: one tiny model, one optimizer, the same batches.
+"""Training loops for `step_overhead.py`: one tiny model, one optimizer, the same batches.
 
-Each takes the batches (an iterable with a length, whose iterator also keeps the time) and a directory for what it writes,
-and trains until the batches are used up. The "full" ones do what a user gets who wants to see what happens: a progress
-bar, a CSV file, MLflow, two logged metrics (one of them on the bar), and a checkpoint every 500 steps.
+Each loop takes the batches (an iterable with a length, whose iterator also keeps the time) and a directory for its files.
+It trains until the batches are used up. The "full" loops have the output of a typical training: a progress bar, a CSV file,
+MLflow, two logged metrics (one of them on the bar), and a checkpoint every 500 steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from common import let_torchvision_be_imported
 from torch import nn
 
-Loop = Callable[[Any, Path], None]  # takes the batches, and a directory
+Loop = Callable[[Any, Path], None]  # (batches, directory)
 CHECKPOINT_EVERY = 500
 OFF: dict[str, Any] = {
     "logger": False,

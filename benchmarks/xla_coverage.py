@@ -1,10 +1,11 @@
-"""Which models of torchvision, timm and transformers can be trained by XLA: their training steps are captured, not run.
+"""Coverage of torchvision, timm and transformers: the models whose training steps XLA can capture. No step runs.
 
-For each model: the step is captured with tensors that have no memory, and its operations are looked up in the table.
-`captured` says that none is missing; else the row says which, or why the step was refused. What the models compute is
-compared in `xla_parity.py`, for some of them.
+For each model, the step is captured with tensors that have no memory, and its operations are looked up in the table of
+operations. `captured` is true if none is missing; otherwise the row lists the missing ones, or the reason of the refusal.
+`xla_parity.py` compares the results of some of the models.
 
-Each model is captured in a process of its own, forked from one that has imported the libraries, and given so many seconds.
+Each model is captured in a process of its own, with a time limit. The process is forked from one that has imported the
+libraries.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LIMIT_S = 240
 
 
 def examined(model: Model) -> dict[str, Any]:
-    """Whether a model's step can be captured and lowered, and why not."""
+    """Capture and lower a model's step. Return whether that works, and the reason if it doesn't."""
     torch.manual_seed(0)
     module, batch = model()
     module.train()
@@ -46,7 +47,7 @@ def examined(model: Model) -> dict[str, Any]:
 
 
 def without_folders(text: str) -> str:
-    """A text whose files begin with their package, wherever that is installed."""
+    """A text in which file paths begin with their package, wherever it is installed."""
     return re.sub(r"\S*/(site-packages|benchmarks)/", "", text)
 
 
@@ -59,7 +60,7 @@ def _in_child(model: Model, pipe: Connection) -> None:
 
 
 def examined_apart(model: Model) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """Run `examined` in a process of its own."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_in_child, args=(model, sender))
     started = time.perf_counter()
@@ -75,7 +76,7 @@ def examined_apart(model: Model) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Capture all models, or those whose names contain one of the words that are given."""
+    """Capture all models, or the models whose names contain one of the given words."""
     parser = arguments_parser(__doc__ or "")
     parser.add_argument("words", nargs="*", help="parts of names of models or libraries; all by default")
     parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
@@ -105,7 +106,7 @@ def main() -> None:
 
 
 def counted(rows: list[dict[str, Any]], library: str) -> dict[str, int]:
-    """How many of a library's models were tried, and how many of them can be trained."""
+    """Number of tried and of trainable models of a library."""
     those = [row["captured"] for row in rows if row["library"] == library]
     return {"tried": len(those), "captured": sum(those)}
 

@@ -1,7 +1,7 @@
-"""The models that `xla_coverage.py` captures: as their libraries make them, in training mode, with their own dropout.
+"""Models for `xla_coverage.py`: as their libraries make them, in training mode, with their own dropout.
 
-Of torchvision, every architecture in its smallest member; of timm, the smallest member of each of its files; of
-transformers, models of each kind with small random weights.
+They are the smallest member of every torchvision architecture, the smallest member of each timm file, and transformers
+models of each kind with small random weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS, LENGTH, ROWS, CLASSES = 64, 16, 2, 4
 
 
 class Whatever(fp.Module):
-    """Trains any model: its own loss, or the squares of all that it returns, so that all of it has a backward pass."""
+    """Trains any model by its own loss, or by the squares of all its outputs, so that all have a backward pass."""
 
     def __init__(self, net: nn.Module, flags: dict[str, Any]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ Model = Callable[[], Made]
 
 
 def models() -> Iterator[tuple[str, str, Model]]:
-    """Library, name and model."""
+    """Library, name and model of each entry."""
     for name, sizes in _TORCHVISION.items():
         yield "torchvision", name, _torchvision(name, sizes)
     for name in _DETECTORS:
@@ -369,7 +369,7 @@ def _image_and_words() -> dict[str, Tensor]:
 
 def _image_in_words() -> dict[str, Tensor]:
     words = torch.randint(3, WORDS - 1, (ROWS, 16 + LENGTH))
-    words[:, :16] = WORDS - 1  # where the image's 16 patches stand
+    words[:, :16] = WORDS - 1  # the positions of the image's 16 patches
     return {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words, **_image()}
 
 

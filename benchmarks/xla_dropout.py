@@ -1,9 +1,12 @@
-"""Is what XLA drops in training what dropout should drop? Asked of counts, for its draws can't be compared with torch's.
+"""Statistical test of XLA's dropout in training. It counts drops, because the draws differ from torch's by construction.
 
-A trainer on eight virtual devices trains one weight for each column of a layer of dropout over ones; a weight's gradient
-counts how many of its column's numbers were kept, on all devices. Of independent draws these counts are binomial: their
-mean says the rate, their variance whether rows and devices draw by themselves (devices that all drew alike would have
-eight times as much), and the correlation of two steps that follow each other whether each draws anew.
+A trainer on eight virtual devices trains one weight for each column of a layer of dropout over ones. A weight's gradient
+counts the kept numbers of its column on all devices. With independent draws these counts are binomial:
+
+- Their mean tests the rate.
+- Their variance tests that rows and devices draw independently. If all devices drew alike, it would be eight times as
+  large.
+- The correlation of two consecutive steps tests that each step draws new numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ SIGMAS = 5.0
 
 
 class Dropped(fp.Module):
-    """One weight for each column of what dropout leaves of ones."""
+    """One weight for each column of the output of dropout over ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class Dropped(fp.Module):
 
 
 class Weights(fp.Callback):
-    """Keeps the weights after each step."""
+    """Records the weights after each step."""
 
     def __init__(self) -> None:
         self.seen = [torch.zeros(COLUMNS, dtype=torch.float64)]
@@ -47,13 +50,13 @@ class Weights(fp.Callback):
 
 @dataclass(frozen=True)
 class Draws:
-    """What was counted, and how many standard errors each figure is from what it should be.
+    """The statistics, and their distance from the expected values in standard errors.
 
     Attributes:
-        dropped: the share of numbers that were dropped.
-        mean: of what dropout makes of ones.
-        variance: of the counts, as a multiple of the binomial's.
-        correlation: of the counts of steps that follow each other.
+        dropped: the share of dropped numbers.
+        mean: the mean of dropout's output for ones.
+        variance: the variance of the counts, as a multiple of the binomial variance.
+        correlation: the correlation of the counts of consecutive steps.
         sigmas: the largest distance of these four from p, 1, 1 and 0, in standard errors.
     """
 
@@ -65,12 +68,12 @@ class Draws:
 
 
 def counted(kept: Tensor, numbers: int, p: float) -> Draws:
-    """Figures of counts.
+    """Compute the statistics of counts.
 
     Args:
-        kept: how many were kept, (steps, columns).
-        numbers: of how many.
-        p: the rate at which they should be dropped.
+        kept: the number of kept values, (steps, columns).
+        numbers: the number of values behind each count.
+        p: the expected drop rate.
     """
     kept = kept.double()
     share, variance = kept.mean() / numbers, kept.var() / (numbers * p * (1 - p))
@@ -84,7 +87,7 @@ def counted(kept: Tensor, numbers: int, p: float) -> Draws:
 
 
 def draws() -> Draws:
-    """Train, and count."""
+    """Train, and compute the statistics."""
     weights = Weights()
     trainer = fp.Trainer(
         accelerator="xla",

@@ -1,9 +1,9 @@
-"""What it costs hosts that train with XLA together to compare the forms of their batches, which they do before each call.
+"""Cost of comparing batch shapes between hosts, which hosts that train with XLA together do before each call.
 
     python benchmarks/xla_exchange.py --json benchmarks/results/xla_exchange.json
 
-Two processes of one machine, which speak over gloo on the loopback. The limit is the bare all-reduce of three integers,
-which the exchange needs at least; over a network both take its round trip longer. Turn by turn, a thousand calls each.
+Two processes of one machine communicate over gloo on the loopback. The limit is the bare all-reduce of three integers, the
+least that the exchange needs. Over a network, both take a round trip longer. They take turns of a thousand calls each.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(rank: int, port: int, rounds: int) -> Rounds:
-    """One process; the first one's figures count."""
+    """Run one process. Only the figures of the first one count."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     world = World(rank, PROCESSES, rank, PROCESSES)

@@ -1,10 +1,10 @@
-"""Equal layers one by one, folded into a scan, or as calls of one function: what compiling, a step and its memory cost.
+"""Equal layers one by one, folded into a scan, or as calls of one function: cost of compiling, of a step, and its memory.
 
-A transformer of 12 layers of 256 in plain JAX, trained by SGD, with the weights of each layer by themselves before and
-after a step, as a module has them. `scan` stacks them in the program and takes the gradients apart again; `calls` keeps
-XLA from putting the function of a layer, and that of its way back, in the place of its calls. Why it matters is said in
-`docs/decisions/012-layers-are-not-folded.md`. Compiling counts in processor time, on the CPU or, with `--tpu`, by the
-TPU's compiler for one core of a v5e, where nothing can be run.
+The model is a transformer of 12 layers of width 256 in plain JAX, trained by SGD. The weights of each layer are separate
+before and after a step, as in a module. `scan` stacks them in the program and splits the gradients again. `calls` keeps XLA
+from inlining the function of a layer and that of its backward pass. `docs/decisions/012-layers-are-not-folded.md` explains
+why this matters. Compile time is processor time, on the CPU or, with `--tpu`, in the TPU's compiler for one core of a v5e,
+where no step runs.
 
     python benchmarks/xla_layers.py [--tpu] [--json FILE]
 """
@@ -75,7 +75,7 @@ def scan(layers: list[Weights], x: Any) -> list[Weights]:
 
 
 def calls(layers: list[Weights], x: Any) -> list[Weights]:
-    """A step that calls one function for each layer, and one for its way back."""
+    """A step that calls one function for each layer, and another for its backward pass."""
     forward = jax.jit(lambda weights, x: jax.vjp(layer, weights, x))
     backward = jax.jit(lambda pull, gradient: pull(gradient))
     with set_xla_metadata(inlineable="false"):
@@ -96,7 +96,7 @@ ENTRANTS: dict[str, Callable[[list[Weights], Any], list[Weights]]] = {
 
 
 def compiled(step: Callable[..., Any], given: Any, tpu: bool) -> tuple[Any, Figures]:
-    """A step as a program, and what it cost to make and what it needs beside weights and batch."""
+    """Compile a step. Return the program, its compile cost, and its memory beside weights and batch."""
     where: dict[str, Any] = {}
     if tpu:
         from jax.experimental import topologies

@@ -1,6 +1,6 @@
 """Models of torchvision, timm, transformers and torch, as their libraries make them, in small configurations.
 
-Random weights, no dropout (whose numbers differ by construction), and batches of the form that each wants.
+They have random weights, no dropout (whose numbers differ by construction), and batches of the form that each model takes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ CLASSES, WORDS, LENGTH = 4, 48, 12
 
 @dataclass(frozen=True)
 class Entry:
-    """A model to be compared.
+    """A model to compare.
 
     Attributes:
-        make: makes the module to be trained.
-        draw: makes a batch of so many rows.
-        in_half: whether eager torch's losses in bfloat16 are near to those in single precision, so that ours can be.
+        make: makes the module to train. draw: makes a batch with a number of rows. in_half: True if eager torch's losses in
+        bfloat16 are close to its losses in single precision, so that ours can be too.
     """
 
     make: Callable[[], fp.Module]
@@ -37,7 +36,7 @@ class Entry:
 
 
 class Classifier(fp.Module):
-    """Trains a network of images."""
+    """Trains an image classifier."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -51,7 +50,7 @@ class Classifier(fp.Module):
 
 
 class Tagger(fp.Module):
-    """Trains a recurrent network to say the next word."""
+    """Trains a recurrent network to predict the next word."""
 
     def __init__(self, cell: Callable[..., nn.Module]) -> None:
         super().__init__()
@@ -80,8 +79,10 @@ class Transformer(fp.Module):
 
 
 class Mixture(Transformer):
-    """Trains a mixture of experts. Eager torch's product of groups knows no double precision: there, each expert is a turn
-    of a loop, which a captured step couldn't have, since the rows of an expert are as many as values say.
+    """Trains a mixture of experts.
+
+    Eager torch's grouped product doesn't support double precision. There, eager torch loops over the experts. A captured
+    step can't have this loop, because the number of rows of an expert depends on values.
     """
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -96,7 +97,10 @@ def _images(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _large_images(rows: int) -> tuple[Tensor, Tensor]:
-    """For networks that shrink images by 32: batch norm of one pixel of two images is their order, and no number."""
+    """A batch for networks that shrink images by 32.
+
+    Smaller images would leave batch norm one pixel each of two images. Its result would only be their order.
+    """
     return torch.randn(rows, 3, 64, 64), torch.randint(0, CLASSES, (rows,))
 
 

@@ -1,18 +1,18 @@
-"""Models of torchvision, timm and transformers, trained by XLA on eight devices and by eager torch: do they stay equal?
+"""Parity of XLA on eight devices with eager torch, for models of torchvision, timm and transformers.
 
-For each model, in double precision: five steps of SGD with momentum, five of AdamW, on eight virtual devices with two rows
-each. The reference is eager torch that does what data-parallel training does: each eighth of the batch by itself, from the
-same buffers, gradients and buffers averaged. What is reported is the largest relative error of any parameter or buffer at
-the end; tensors whose elements are below a thousandth are measured as if they were a thousandth, since the bias of
-attention's keys, say, has no effect and stays at zero but for rounding.
+Double precision: five steps of SGD with momentum, then five of AdamW, on eight virtual devices with two rows each. The
+reference is data-parallel training in eager torch: each eighth of the batch separately, from the same buffers, with
+gradients and buffers averaged. The figure is the largest relative error of any parameter or buffer at the end. Tensors
+whose elements are below a thousandth are measured as if they were a thousandth. The bias of attention's keys, for example,
+has no effect and stays at zero except for rounding.
 
-In bfloat16: five steps of SGD under autocast on one device, with the same rows, the losses against eager torch's in single
-precision. Beside it stands how far eager torch's own autocast is from there.
+bfloat16: five steps of SGD under autocast on one device, with the same rows. The losses are compared with eager torch's in
+single precision. Beside it is the error of eager torch's own autocast.
 
-Dropout, which the models are made without, is a row of its own: what is drawn is no other's, so it is counted
-(`xla_dropout.py`) and fails where a count is further from what it should be than chance brings it.
+The models are made without dropout. Dropout has a row of its own, because its draws can't match torch's: `xla_dropout.py`
+counts the drops, and the row fails if a count is further from its expected value than chance explains.
 
-A model that can't be captured is no failure: it is listed with the reason that the user is given.
+A model that can't be captured is not a failure. Its row has the reason that the user would see.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAKE: dict[str, Make] = {
 
 
 def drawn(entry: Entry, rows: int, dtype: torch.dtype) -> tuple[Any, list[Any]]:
-    """A module and its batches in a type, the same ones whenever they are asked for."""
+    """A module and its batches in a given type. Every call returns the same values."""
     torch.manual_seed(0)
     module = entry.make().to(dtype)
 
@@ -65,7 +65,7 @@ def drawn(entry: Entry, rows: int, dtype: torch.dtype) -> tuple[Any, list[Any]]:
 
 
 def shares(batch: Any) -> list[Any]:
-    """The devices' parts of a batch."""
+    """Split a batch among the devices."""
     return [pytree.tree_map(lambda tensor, i=i: tensor[i * ROWS : (i + 1) * ROWS], batch) for i in range(DEVICES)]
 
 
@@ -88,7 +88,7 @@ def eager_parallel(module: Any, optimizer: torch.optim.Optimizer, batches: list[
 
 
 def compiled_parallel(module: Any, optimizer: torch.optim.Optimizer, batches: list[Any]) -> None:
-    """The same by one program on all devices."""
+    """The same training by one program on all devices."""
     captured = capture_training(module, optimizer, shares(batches[0])[0], averages=True)
     step = data_parallel(captured, mesh_of(jax.devices()[:DEVICES]))
     state = arrays_of(state_of(module, optimizer))
@@ -99,7 +99,7 @@ def compiled_parallel(module: Any, optimizer: torch.optim.Optimizer, batches: li
 
 
 def worst(found: nn.Module, wanted: nn.Module) -> float:
-    """The largest relative error of a module's floating-point tensors."""
+    """Largest relative error of a module's floating-point tensors."""
     pairs = zip(found.state_dict().values(), wanted.state_dict().values(), strict=True)
     return max(
         ((a - b).norm() / b.norm().clamp(min=SMALL * b.numel() ** 0.5)).item()
@@ -109,7 +109,7 @@ def worst(found: nn.Module, wanted: nn.Module) -> float:
 
 
 def parallel_error(entry: Entry, make: Make) -> float:
-    """How far the eight devices are from eager torch after all steps."""
+    """Error of the eight devices against eager torch after all steps."""
     module, batches = drawn(entry, DEVICES * ROWS, torch.float64)
     reference = copy.deepcopy(module)
     with jax.enable_x64(True):
@@ -119,7 +119,7 @@ def parallel_error(entry: Entry, make: Make) -> float:
 
 
 def compiled_losses(module: Any, batches: list[Any]) -> list[float]:
-    """Of steps in bfloat16, by a program."""
+    """Losses of bfloat16 steps in a compiled program."""
     optimizer = MAKE["sgd"](module.parameters())
     captured = capture_training(module, optimizer, batches[0], precision="bf16-mixed")
     step, state, losses = jax.jit(lower(captured), donate_argnums=0), arrays_of(state_of(module, optimizer)), []
@@ -131,7 +131,7 @@ def compiled_losses(module: Any, batches: list[Any]) -> list[float]:
 
 
 def eager_losses(module: Any, batches: list[Any], half: bool) -> list[float]:
-    """Of steps in bfloat16, or in single precision, by eager torch."""
+    """Losses of eager torch's steps, in bfloat16 or in single precision."""
     optimizer, losses = MAKE["sgd"](module.parameters()), []
     for batch in batches:
         optimizer.zero_grad()
@@ -144,7 +144,7 @@ def eager_losses(module: Any, batches: list[Any], half: bool) -> list[float]:
 
 
 def half_errors(entry: Entry) -> tuple[float, float]:
-    """How far the losses in bfloat16 are from those in single precision: ours, and eager torch's own."""
+    """Errors of the bfloat16 losses against single precision: ours, and eager torch's own."""
     module, batches = drawn(entry, DEVICES * ROWS, torch.float32)
     wanted = eager_losses(copy.deepcopy(module), batches, half=False)
     eager = eager_losses(copy.deepcopy(module), batches, half=True)
@@ -153,7 +153,7 @@ def half_errors(entry: Entry) -> tuple[float, float]:
 
 
 def furthest(found: list[float], wanted: list[float]) -> float:
-    """The largest relative error of a number."""
+    """Largest relative error of a number."""
     return max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
 
 
@@ -165,7 +165,7 @@ def compared(name: str, entry: Entry) -> dict[str, Any]:
         eager = {}
         if entry.in_half:
             found["bf16"], eager["bf16_eager"] = half_errors(entry)
-    except Exception as error:  # the others are compared all the same
+    except Exception as error:  # the comparison goes on with the other models
         return {"name": name, "ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
     ok = all(error <= LIMITS[kind] for kind, error in found.items())
     return {"name": name, **found, **eager, "ok": ok, "seconds": time.perf_counter() - started}
@@ -180,7 +180,7 @@ def dropped() -> dict[str, Any]:
 
 
 def why_not(entry: Entry) -> str:
-    """Why a model can't be trained, or the empty text if it can."""
+    """The reason why a model can't be trained, or an empty text if it can."""
     module, batches = drawn(entry, ROWS, torch.float32)
     try:
         captured = capture_training(module, MAKE["sgd"](module.parameters()), batches[0])
@@ -190,7 +190,7 @@ def why_not(entry: Entry) -> str:
 
 
 def main() -> None:
-    """Compare all models, or those that are named."""
+    """Compare all models, or the named ones."""
     parser = arguments_parser(__doc__ or "")
     parser.add_argument("models", nargs="*", help="names of models; all by default")
     parser.add_argument("--add", action="store_true", help="keep what the file has of other models")

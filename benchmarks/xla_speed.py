@@ -1,13 +1,13 @@
-"""A training step compiled by XLA against eager torch and `torch.compile`: the time of a step, and of the first one.
+"""A training step compiled by XLA against eager torch and `torch.compile`: time of a step, and time to the first one.
 
-Each model is trained with AdamW in single precision on the CPU with all cores, on a batch that lies ready. *torch.compile*
-compiles the network, forward and backward, and leaves the optimizer eager, as the trainer's `compile=True` does; XLA has
-the whole step. Rounds are interleaved. The first step counts from a new module to the first loss: XLA's includes its
-capture, torch.compile's begins with an empty cache; it is taken once.
+Each model trains with AdamW in single precision on all cores of the CPU, on a prepared batch. *torch.compile* compiles the
+network, forward and backward, and leaves the optimizer eager, as the trainer's `compile=True` does. XLA compiles the whole
+step. Rounds are interleaved. The first step is timed once, from a new module to the first loss. XLA's time includes its
+capture; torch.compile begins with an empty cache.
 
-Beside that: K steps of XLA in one call, the same step on two virtual devices with half of the batch each, and, for a tiny
-MLP, what a call of 50 steps costs the host: the time until the call returns, and all of the trainer's time, the loader's
-included, without what the devices need.
+Further figures: K steps of XLA in one call; the same step on two virtual devices with half of the batch each; and, for a
+tiny MLP, the cost of a call of 50 steps to the host. That is the time until the call returns, and all of the trainer's
+time, including the loader, without the time of the devices.
 
     python benchmarks/xla_speed.py [MODEL …] [--core] [--add] [--json FILE]
 """
@@ -97,7 +97,7 @@ def _short_texts(rows: int) -> dict[str, Tensor]:
 
 
 class Tiny(fp.Module):
-    """A network whose step costs next to nothing."""
+    """A network whose step costs almost nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,20 +145,20 @@ def eager(module: Any, batch: Any) -> Callable[[], Any]:
 
 
 def compiled(module: Any, batch: Any) -> Callable[[], Any]:
-    """The same with a network that is compiled by torch."""
+    """A function that makes the same step with a network compiled by torch."""
     module.net = torch.compile(module.net)
     return eager(module, batch)
 
 
 def xla(module: Any, batch: Any) -> Callable[[], Any]:
-    """The same as one program of XLA's."""
+    """A function that makes the same step as one program of XLA."""
     optimizer = _optimizer(module)
     captured = capture_training(module, optimizer, batch)
     return _running(jax.jit(lower(captured), donate_argnums=0), module, optimizer, batch_arrays(captured, batch))
 
 
 def xla_at_once(module: Any, batch: Any) -> Callable[[], Any]:
-    """`AT_ONCE` steps of it in one program."""
+    """A function that makes `AT_ONCE` steps in one program."""
     optimizer = _optimizer(module)
     captured = capture_training(module, optimizer, batch)
     step = lower(captured)
@@ -175,7 +175,7 @@ def xla_at_once(module: Any, batch: Any) -> Callable[[], Any]:
 
 
 def xla_on_two(module: Any, batch: Any) -> Callable[[], Any]:
-    """It on two virtual devices, each with half of the batch."""
+    """A function that makes the step on two virtual devices, each with half of the batch."""
     optimizer = _optimizer(module)
     half = pytree.tree_map(lambda tensor: tensor[: len(tensor) // 2], batch)
     captured = capture_training(module, optimizer, half, averages=True)
@@ -229,7 +229,7 @@ def measured(
         running[entrant] = make(copy.deepcopy(module), batch)
         running[entrant]()
         first_s[entrant] = time.perf_counter() - started
-        running[entrant]()  # the second step may still prepare something
+        running[entrant]()  # the second step may still compile or allocate
 
     def turn(entrant: str) -> Figures:
         calls = 1 if entrant == AT_ONCE_NAME else steps
@@ -246,7 +246,7 @@ def measured(
 
 
 def host_figures(steps: int) -> Figures:
-    """What calls of 50 steps of a tiny MLP cost the host, in microseconds a step, and what the devices take."""
+    """Cost of calls of 50 steps of a tiny MLP in microseconds per step: for the host, and for the devices."""
     module, batch = Tiny(), _numbers(8)
     optimizer = module.configure_optimizers()
     captured = capture_training(module, optimizer, batch)
@@ -280,7 +280,7 @@ def host_figures(steps: int) -> Figures:
 
 
 class Clock(fp.Callback):
-    """Notes when each epoch ends."""
+    """Records the end of each epoch."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -290,7 +290,7 @@ class Clock(fp.Callback):
 
 
 def _trainer_us(steps: int) -> float:
-    """Microseconds a step of a `Trainer` with `iterations_per_loop=50`, over the second epoch."""
+    """Microseconds per step of a `Trainer` with `iterations_per_loop=50`, over the second epoch."""
     loader = [_numbers(8) for _ in range(steps)]
     clock = Clock()
     trainer = fp.Trainer(
@@ -302,7 +302,7 @@ def _trainer_us(steps: int) -> float:
 
 
 def medians(ratios: dict[str, float]) -> dict[str, float]:
-    """Each kind of ratio's median over the models that have it."""
+    """Median of each kind of ratio over the models that have it."""
     kinds = {name.rpartition(": ")[2] for name in ratios if ": " in name}
     return {
         f"{kind}_median": statistics.median(value for name, value in ratios.items() if name.endswith(f": {kind}"))
@@ -311,7 +311,7 @@ def medians(ratios: dict[str, float]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure all models, or those that are named."""
+    """Measure all models, or the named ones."""
     parser = arguments_parser(__doc__ or "")
     parser.add_argument("models", nargs="*", help="names of models, or `host`; all by default")
     parser.add_argument("--add", action="store_true", help="keep what the file has of other models")

@@ -47,7 +47,7 @@ class Minutes(fp.Module):
 
 
 fp.seed_everything(1)
-table = fp.Table("lake/rides", version=0)  # the second write was a mistake; version 0 doesn't have it
+table = fp.Table("lake/rides", version=0)  # without the second write, which was a mistake
 data = fp.TableDataModule(table, batch_size=128, split={"train": 0.9, "val": 0.1}, split_key="driver")
 for epochs in (2, 6):  # the second run continues where the first one ended
     trainer = fp.Trainer(max_epochs=epochs, default_root_dir="runs/rides", enable_model_summary=False)

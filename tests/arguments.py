@@ -17,7 +17,7 @@ from footplate.training.config import TrainerConfig
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference" / "trainer.md"
 
-MORE = {  # the page that says more
+MORE = {  # the page with details
     "accelerator": "accelerators.md",
     "devices": "../guide/distributed.md",
     "num_nodes": "../guide/machines.md",
@@ -41,7 +41,7 @@ def render() -> str:
 
 
 def filled(page: str) -> str:
-    """The page with the table made again."""
+    """The page with a new table."""
     return with_table(page, "arguments", render())
 
 
@@ -53,7 +53,7 @@ def _default(value: Any) -> str:
 
 def _meaning(name: str, text: str) -> str:
     text = " ".join(text.split())
-    parts = text.split("`")  # every second one is code already
+    parts = text.split("`")  # every second part is already code
     quoted = [re.sub(r'("[^"]+")', r"`\1`", part) if index % 2 == 0 else part for index, part in enumerate(parts)]
     more = f" More: [{Path(MORE[name].split('#')[0]).name}]({MORE[name]})" if name in MORE else ""
     return "`".join(quoted) + more

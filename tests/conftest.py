@@ -30,18 +30,18 @@ collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/t
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile Footplate again
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes whichever `python3` comes first
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first `python3` of PATH
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # else Ray kills its own when others here use the memory
 torch.set_num_threads(1)
 
-# The same examples each time: the suite fails for a change, and not by chance. `make fuzz` looks for others.
+# The same examples each time, so that the suite fails because of a change, not by chance. `make fuzz` draws others.
 settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("fuzz", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile("suite")
 
 
 class Loggers(dict[str, Any]):
-    """All loggers. Pytest goes through them at each test, while threads of another may import what makes more."""
+    """All loggers. Pytest iterates over them at each test, while threads of another test may add loggers."""
 
     def values(self) -> Any:
         return list(super().values())
@@ -78,7 +78,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> scheduling.G
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Add the command that repeats it to the report of a failed test."""
+    """Add the command that repeats a failed test to its report."""
     report: Any = yield
     if report.failed:
         hash_seed = os.environ.get("PYTHONHASHSEED", "random")
@@ -89,7 +89,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seeds(request: pytest.FixtureRequest) -> None:
-    """Give each test the same random numbers, whichever tests ran before it."""
+    """Give each test the same random numbers, regardless of the tests that ran before it."""
     seed = request.config.getoption("--seed")
     random.seed(seed)
     np.random.seed(seed)

@@ -1,4 +1,4 @@
-"""S3 and Google Cloud Storage on loopback, for tests: servers that are started and ended here."""
+"""S3 and Google Cloud Storage servers on loopback, for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def serve(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A server while it is needed, once it answers."""
+    """Run a server as a context, and enter it once the server answers."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(1200):
@@ -34,19 +34,19 @@ def serve(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def serve_s3(port: int) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    """A server of S3, with no bucket yet."""
+    """An S3 server without buckets."""
     return serve([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
 
 
 def serve_gcs(port: int) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-    """A server of Google Cloud Storage with the bucket `lake`."""
+    """A Google Cloud Storage server with the bucket `lake`."""
     command = Path(sys.executable).with_name("gcp-storage-emulator")
     arguments = ["start", "--host", "127.0.0.1", "--port", str(port), "--in-memory", "--default-bucket", "lake"]
     return serve([str(command), *arguments], port)
 
 
 def s3_settings(port: int) -> dict[str, str]:
-    """The environment for that server."""
+    """The environment variables for the S3 server."""
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "someone",

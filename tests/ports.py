@@ -1,8 +1,8 @@
-"""Ports of loopback for servers that tests start: each is the test's until its process ends.
+"""Loopback ports for servers that tests start. A port belongs to the test until its process ends.
 
-A port that is merely found free may be anybody's a moment later: the kernel gives it to the next who asks for any, even to
-a connection that goes out. So a socket stays bound to it, and doesn't listen: nobody is given the port then, while a server
-that asks for it by its number gets it, as servers allow addresses to be used again (SO_REUSEADDR).
+A port that was free a moment ago may be taken: the kernel gives it to the next process that asks for any port, even for an
+outgoing connection. So a socket stays bound to the port and doesn't listen. Then the kernel gives the port to no other
+process, but a server that asks for it by number gets it, because servers allow addresses to be reused (SO_REUSEADDR).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _held: list[socket.socket] = []
 
 
 def free_port(number: int = 0) -> int:
-    """A port that nobody listens on; of this number, if one is given.
+    """Reserve a port on which nothing listens, or the port with the given number.
 
     Raises:
-        OSError: the number is somebody's.
+        OSError: another process has this port.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

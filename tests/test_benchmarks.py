@@ -67,7 +67,7 @@ RATIOS = {
 
 
 def quick_run(benchmark: str, file: Path, *more: str) -> tuple[dict[str, Any], str]:
-    """What a quick run of a benchmark has written to a file, and what it has printed."""
+    """Run a benchmark quickly. Return the JSON that it wrote and the text that it printed."""
     command = [sys.executable, str(BENCHMARKS / f"{benchmark}.py"), "--quick", "--json", str(file), *more]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""A training that is killed twenty times, and what the benchmarks of killing conclude from what they see."""
+"""A training that is killed twenty times, and the conclusions that the chaos benchmarks draw from their observations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chaos_plan import KINDS, Blow, Fall, Line, aftermath, judge, overlaps, plan
 
 
 def measured(name: str, file: Path, *arguments: str) -> dict[str, Any]:
-    """Run a benchmark; the JSON that it writes."""
+    """Run a benchmark. Return the JSON that it writes."""
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--json", str(file), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=560)
     assert file.exists(), ended.stderr
@@ -63,7 +63,7 @@ def test_a_plan_is_a_function_of_its_seed_and_has_every_kind_as_often(kills, see
 
 
 def batches(pid: int, at: float, *numbers: int, rank: int = 0) -> list[Line]:
-    """A process's start, and a batch each second; the value is the number."""
+    """A process's start, and a batch each second. The value is the number."""
     start = Line(pid, at, rank, "start", 0, "")
     return [start, *(Line(pid, at + 1 + i, rank, "batch", n, f"{n}") for i, n in enumerate(numbers))]
 

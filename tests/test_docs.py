@@ -1,6 +1,6 @@
-"""The pages: what they show runs, their links lead somewhere, and their lists are those of the code.
+"""The pages: their code runs, their links resolve, and their lists match the code.
 
-A Python block after a line `<!-- test -->` is run; the blocks of one page share their names and run in order.
+A Python block after a line `<!-- test -->` is run. The blocks of one page share their names and run in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGES = {
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("footplate/**/*.md")]
 }
 MAX_WORDS = 1500
-# Pages whose generated tables make them long. A page that isn't too long any more must be struck out.
+# Pages whose generated tables make them long. Remove a page that isn't too long any more.
 LONG_PAGES = ("docs/reference/lightning.md",)
 TESTED = re.compile(r"^<!-- test -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -39,7 +39,7 @@ def anchors(text: str) -> set[str]:
 
 
 def first_column(text: str, heading: str) -> list[str]:
-    """What stands in backticks at the beginning of the table rows under a heading."""
+    """The names in backticks at the beginning of the table rows under a heading."""
     section = re.split(r"^#+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     return re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""The examples: each runs as a script, from anywhere, and says what its text promises."""
+"""The examples: each runs as a script, from any directory, and prints what its text promises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run_example(name: str, directory: Path, *arguments: str) -> str:
-    """Run an example in a directory of its own, on one core; returns what it printed."""
+    """Run an example in a directory of its own, on one core. Return its output."""
     done = subprocess.run(
         [sys.executable, "-c", RUN, ROOT / "tests", ROOT / "examples" / name, *arguments],
         cwd=directory,

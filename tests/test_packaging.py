@@ -1,4 +1,4 @@
-"""The wheel: what a user of pip gets, and what PyPI shows of it."""
+"""The wheel: its contents for a user of pip, and its description on PyPI."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_its_metadata_has_the_version_of_the_code_and_a_description_whose_links_
 
 @pytest.mark.slow
 def test_installed_into_an_empty_environment_it_runs_the_demo(wheel, tmp_path):
-    """The dependencies come from the index, as for a user; torch is the build that the suite has."""
+    """The dependencies come from the index, as for a user. torch is the build of the suite."""
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env/bin/python"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

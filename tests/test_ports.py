@@ -1,4 +1,4 @@
-"""A port that a test has is nobody else's."""
+"""A port that a test has reserved belongs to no other process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Environments of the peers that the data benchmarks compare with. They borrow torch, and what it needs, from the
-# environment of Footplate (given as $1, .venv by default), so that all run the same torch; everything else is their own.
+# Make the environments of the peers in the data benchmarks. They link torch and its dependencies from Footplate's environment
+# ($1, .venv by default), so that all run the same torch. All other packages are their own.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 main=$(realpath "${1:-.venv}")
@@ -19,11 +19,11 @@ make_env() { # name, packages…
   realpath "$target/torch" > "$("$target/$name/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")/zz_torch.pth"
 }
 
-# --no-deps where a package would bring a torch of its own.
+# --no-deps for packages that would install a torch of their own.
 make_env data "numpy>=2" psutil pyarrow "opencv-python-headless>=4.10" datasets webdataset lightning-utilities boto3 \
   filelock obstore scikit-image scikit-learn tifffile brotli lz4 zstd xxhash python-snappy pydantic cachetools catalogue transformers requests pillow
 "$target/data/bin/pip" install --quiet --no-deps litdata mosaicml-streaming
-# scikit-image and scikit-learn are there for the photographs that they carry.
+# scikit-image and scikit-learn provide the photographs.
 # mosaicml-streaming imports torchvision for data sets that aren't used here, and torchvision needs a torch of its own.
 stub=$("$target/data/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")/torchvision
 mkdir -p "$stub/transforms"

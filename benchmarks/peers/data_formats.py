@@ -1,8 +1,8 @@
-"""Writes the image files of DIRECTORY/folder in the peers' own formats; runs in their environments.
+"""Write the image files of DIRECTORY/folder in the peers' own formats. Run this in the peers' environments.
 
     python data_formats.py DIRECTORY FORMAT…
 
-`hf` is what Hugging Face datasets makes of Parquet files when it opens them for the first time.
+`hf` is the format into which Hugging Face datasets converts Parquet files when it opens them for the first time.
 """
 
 import io

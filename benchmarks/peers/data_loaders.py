@@ -1,13 +1,13 @@
-"""One loader over one data set, in whichever environment runs this file; prints one line of JSON.
+"""Measure one loader over one data set, in the environment that runs this file. Print one line of JSON.
 
     python data_loaders.py NAME DIRECTORY BATCH WORKERS SECONDS
 
-It is opened and gone through at least once, and again until so many seconds are over. The first batch is that of the first
-pass; the steady rate leaves out the time to the first batch of each.
+The loader is opened and makes at least one pass, then more passes until SECONDS are over. The first batch is that of the
+first pass. The steady rate leaves out the time to the first batch of each pass.
 
-DIRECTORY holds the same rows in each loader's own format. Every loader decodes with the same function (`decode`), and hands
-out shuffled batches: uint8 (n, 3, 224, 224) and labels, float32 columns, or padded tokens. Imports are outside of the
-clock, for all alike; opening the data set is inside.
+DIRECTORY holds the same rows in each loader's own format. Every loader decodes with the same function (`decode`), and
+yields shuffled batches: uint8 (n, 3, 224, 224) and labels, float32 columns, or padded tokens. The clock leaves out imports,
+for all entrants, and includes the opening of the data set.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def _found(directory, pattern):
 
 
 def decode(data):
-    """A picture's bytes to (3, 224, 224): Footplate's own decoding, which needs nothing but OpenCV."""
+    """Decode a picture's bytes to (3, 224, 224): Footplate's own decoding, which needs only OpenCV."""
     import cv2
 
     from footplate.data.pipeline import images
 
-    cv2.setNumThreads(1)  # there are as many processes as cores
+    cv2.setNumThreads(1)  # there is one process per core
     found = images.decode(np.frombuffer(data, np.uint8), images.ImageFormat(3, (SIZE, SIZE)))
     out = np.empty((3, SIZE, SIZE), np.uint8)
     images.write_planes(found, out)
@@ -92,7 +92,9 @@ def image_footplate_cached(directory, batch, workers):
 
     table = Table(f"{directory}/delta")
     loader = Loader(table, batch, shuffle=True, image_size=SIZE, num_threads=workers or 1, cache=f"{directory}/cache")
-    if all("." in path.name for path in Path(directory, "cache").glob("*")):  # a first run fills it, and isn't measured
+    if all(
+        "." in path.name for path in Path(directory, "cache").glob("*")
+    ):  # the first run fills the cache and isn't measured
         for _ in loader:
             pass
         next(iter(loader))
@@ -165,7 +167,7 @@ def _decode_column(rows):
 
 
 class _Lance(torch.utils.data.Dataset):
-    """Random access to rows, a batch at a time; opened in each process by itself."""
+    """Random access to rows, one batch at a time. Each process opens the data set itself."""
 
     def __init__(self, directory, columns, finish):
         self.path, self.columns, self.finish = f"{directory}/lance", columns, finish
@@ -241,7 +243,7 @@ def image_daft(directory, batch, workers):
 
 
 def image_petastorm(directory, batch, workers):
-    """As its documentation has it, with the common decoder."""
+    """Petastorm as its documentation shows, with the common decoder."""
     from petastorm.pytorch import DataLoader
 
     return DataLoader(_petastorm(directory, workers, decode), batch_size=batch, shuffling_queue_capacity=1000)
@@ -254,7 +256,7 @@ def image_petastorm_batched(directory, batch, workers):
 
 
 def image_petastorm_pillow(directory, batch, workers):
-    """As its documentation has it, and as its users write it: a pandas transform that decodes with Pillow."""
+    """Petastorm as its documentation shows and as its users write it: a pandas transform that decodes with Pillow."""
     from petastorm.pytorch import DataLoader
 
     return DataLoader(_petastorm(directory, workers, _pillow), batch_size=batch, shuffling_queue_capacity=1000)
@@ -300,7 +302,7 @@ def tabular_hf_streaming(directory, batch, workers):
 
 
 def tabular_torch_memory(directory, batch, workers):
-    """The whole table in memory, indexed by a permutation: fast, where there is room for it."""
+    """The whole table in memory, indexed by a permutation. It is fast if the memory suffices."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(f"{directory}/parquet")
@@ -310,7 +312,7 @@ def tabular_torch_memory(directory, batch, workers):
 
 
 def tabular_lance(directory, batch, workers):
-    """Its own loader: batches that lie together in the file, in random order and from a buffer of some."""
+    """Lance's own loader: contiguous batches of the file in random order, through a shuffle buffer."""
     from lance.torch.data import LanceDataset, ShardedBatchSampler
 
     sampler = ShardedBatchSampler(0, 1, randomize=True)
@@ -367,7 +369,7 @@ def _pad(rows):
 
 
 def image_limit(directory, batch, workers):
-    """No loader: encoded images are in memory, all cores decode them into kept memory."""
+    """No loader: encoded images are in memory, and all cores decode them into reused memory."""
     from concurrent.futures import ThreadPoolExecutor
 
     from footplate.data.pipeline import images
@@ -404,7 +406,7 @@ def tabular_limit(directory, batch, workers):
 
 
 def tabular_floor(directory, batch, workers):
-    """What no shuffling loader can do without: all cores read row groups, and each column is permuted into kept memory."""
+    """The least work of a shuffling loader: all cores read row groups, and each column is permuted into reused memory."""
     from concurrent.futures import ThreadPoolExecutor
 
     import pyarrow.parquet as pq
@@ -434,7 +436,7 @@ tokens_limit = tabular_limit
 
 
 class Peak(threading.Thread):
-    """The most memory (proportional set size where there is one) of this process and its children."""
+    """Peak memory of this process and its children (proportional set size where the system has it)."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -483,7 +485,7 @@ def main(name, directory, batch, workers, least_seconds):
             now = time.perf_counter()
             if not first_at:
                 first_at, first_rows = now, count
-            if now - looked > 0.5:  # workers are gone at the end, and what they used with them
+            if now - looked > 0.5:  # measured during the pass, because workers have exited at its end
                 used, looked = cpu_seconds() - cpu, now
             rows += count
             steady_rows += count

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# SkyPilot and dstack, in environments of their own: where could they run a job with nothing but this machine? Both answer
-# with a list of places: clouds, Kubernetes, machines reached by SSH with Docker on them. It is empty here, so
-# benchmarks/jobs.py has no figures of them.
+# Ask SkyPilot and dstack, in environments of their own, where they could run a job with only this machine. Both print a list
+# of backends: clouds, Kubernetes, and machines with Docker that are reached by SSH. The list is empty on a plain machine, so
+# benchmarks/jobs.py has no figures for them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=$PWD/benchmarks/peers/.venvs
@@ -13,7 +13,7 @@ for name in skypilot "dstack[server]"; do
   "$place/bin/pip" install --quiet "$name"
 done
 
-export HOME=$target/home  # they keep their state there, and not in the user's
+export HOME=$target/home  # keeps their state out of the user's home
 mkdir -p "$HOME"
 
 echo "--- SkyPilot"

@@ -1,11 +1,11 @@
-"""Writes DIRECTORY/folder/LABEL/NUMBER.jpg: as many JPEGs as asked for, made from real photographs.
+"""Write DIRECTORY/folder/LABEL/NUMBER.jpg: a number of JPEGs made from real photographs.
 
     python pictures.py DIRECTORY KIND ROWS
 
-The photographs are those that scikit-image and scikit-learn carry. Each picture is a part of one of them, chosen at random,
-mirrored at random, scaled, with the noise of a sensor, so that no two are alike. `small` pictures have 224 to 300 pixels a
-side and 20 to 40 KB; `photos` have 1 to 2 million pixels and mostly 300 to 600 KB. Making one takes longer than decoding
-it, so a limited number is made, and written as often as need be: the decoder doesn't notice.
+The photographs come with scikit-image and scikit-learn. Each picture is a random part of one of them, mirrored at random,
+scaled, with the noise of a sensor, so that all differ. `small` pictures have 224 to 300 pixels a side and 20 to 40 KB;
+`photos` have 1 to 2 million pixels and mostly 300 to 600 KB. Making a picture takes longer than decoding it, so a limited
+number is made and then written repeatedly. This makes no difference to the decoder.
 """
 
 import sys
@@ -23,7 +23,7 @@ LABELS = 10
 
 
 def photographs():
-    """The sources, as OpenCV has them: blue, green, red."""
+    """The source photographs, in OpenCV's channel order: blue, green, red."""
     found = [getattr(skimage.data, name)() for name in NAMES] + sklearn.datasets.load_sample_images().images
     return [np.ascontiguousarray(image[:, :, 2::-1]) for image in found]
 
@@ -37,11 +37,11 @@ def size(kind, rng):
 
 
 def picture(kind, sources, rng):
-    """One JPEG."""
+    """Make one JPEG."""
     height, width = size(kind, rng)
     source = sources[rng.integers(len(sources))]
     room = min(source.shape[0] / height, source.shape[1] / width)
-    scale = min(room, 1.5) * rng.uniform(0.7, 1.0)  # pixels of the source for one of the picture
+    scale = min(room, 1.5) * rng.uniform(0.7, 1.0)  # source pixels per picture pixel
     part = round(height * scale), round(width * scale)
     top, left = (int(rng.integers(whole - cut + 1)) for whole, cut in zip(source.shape, part, strict=False))
     image = source[top : top + part[0], left : left + part[1]][:, :: rng.choice([1, -1])]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The environment of the peer that benchmarks/recovery.py compares with and that can't live beside Footplate: Ray Train. It
-# borrows torch, and what torch needs, from the environment of Footplate (given as $1, .venv by default), so that all run
-# the same torch. torchrun and Lightning are in Footplate's own environment already.
+# Make the environment of Ray Train for benchmarks/recovery.py, because Ray Train can't be installed beside Footplate. It links
+# torch and its dependencies from Footplate's environment ($1, .venv by default), so that all run the same torch. torchrun and
+# Lightning are already in Footplate's own environment.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 main=$(realpath "${1:-.venv}")

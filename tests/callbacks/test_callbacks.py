@@ -1,4 +1,4 @@
-"""Callbacks: how they are gathered and in which order they act; the learning-rate monitor, the timer, the summary."""
+"""Callbacks: collection and order; the learning-rate monitor, the timer, the summary."""
 
 from __future__ import annotations
 

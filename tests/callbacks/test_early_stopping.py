@@ -1,4 +1,4 @@
-"""`EarlyStopping`: each reason to stop, and those not to."""
+"""`EarlyStopping`: each reason to stop or to continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Scripted(Classifier):
 
 @pytest.fixture
 def stopped_after(trainer):
-    """How many validations a script of scores gets under the given settings."""
+    """Number of validations that a script of scores gets under the given settings."""
 
     def run(scores: list[float], trainer_settings: dict | None = None, **settings) -> tuple[int, fp.EarlyStopping]:
         callback = fp.EarlyStopping("score", **settings)

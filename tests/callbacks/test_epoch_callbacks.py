@@ -1,4 +1,4 @@
-"""Callbacks that change training from an epoch on: accumulation, averaging; resumed where they were cut off."""
+"""Callbacks that change training from an epoch on: accumulation and averaging, also after an interruption and resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import footplate as fp
 
 
 class Normed(Classifier):
-    """With batch norm and a scheduler; notes the learning rate and the step of each batch."""
+    """Has batch norm and a scheduler; records the learning rate and the step of each batch."""
 
     def __init__(self, norm: bool = True) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Normed(Classifier):
 
 
 class Saves(fp.Callback):
-    """Saves in the middle of the run, as if it had been killed there."""
+    """Saves in the middle of the run, as if the run had been killed there."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches

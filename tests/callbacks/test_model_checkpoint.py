@@ -1,4 +1,4 @@
-"""`ModelCheckpoint`: when it saves, what it calls the files, and which it keeps."""
+"""`ModelCheckpoint`: when it saves, its file names, and the checkpoints that it keeps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Scripted(Classifier):
 
 
 def kept(directory: Path) -> list[str]:
-    """The names of the checkpoints in a directory, without links."""
+    """Names of the checkpoints in a directory, without links."""
     return sorted(path.name.removesuffix(".ckpt") for path in directory.iterdir() if not path.is_symlink())
 
 
@@ -202,7 +202,7 @@ def test_without_a_version_counter_they_are(trainer):
 
 
 def test_at_every_moment_there_is_a_complete_one_once_there_was_one(scripted, monkeypatch):
-    """Seen at each deletion and at each rename: the one that is being replaced is never the only one."""
+    """At each deletion and each rename, the checkpoint that is being replaced is never the only one."""
     seen: list[int] = []
     delete = checkpoint.delete
 
@@ -316,7 +316,7 @@ def test_a_misspelt_monitor_is_named_after_the_first_batch_with_the_nearest(trai
 
 
 def numbered(saver: fp.ModelCheckpoint) -> dict[str, float]:
-    """What each of the best says its score was when it was saved."""
+    """The score of each best checkpoint when it was saved."""
     return {Path(path).name: checkpoint.read_meta(path)["metrics"]["score"] for path in saver.best_k_models}
 
 
@@ -452,7 +452,7 @@ def test_a_save_at_the_end_of_an_epoch_waits_for_a_metric_of_a_later_validation(
 
 def test_a_metric_that_nothing_logs_is_an_error_once_validation_has_run(trainer):
     class Logging(fp.Callback):
-        """Somebody's callback, which might log anything."""
+        """A user's callback, which might log anything."""
 
     Logging.__module__ = "mine"
     saver = fp.ModelCheckpoint(monitor="val_los")
@@ -508,7 +508,7 @@ def test_save_on_exception_saves_without_a_last(asked, saved, trainer):
 
 
 class Interrupted(Classifier):
-    """Gets SIGTERM in its 15th step; raises where that is asked for."""
+    """Gets SIGTERM in its 15th step, and optionally raises an error there."""
 
     raises = False
 

@@ -1,4 +1,4 @@
-"""The progress display: what it says, in a terminal and elsewhere, and that it costs little."""
+"""The progress display: its contents in a terminal and elsewhere, and its low cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Shows(Classifier):
 
 @pytest.fixture
 def shown(trainer):
-    """Trains with a bar on a stream; returns what was written."""
+    """Train with a bar on a stream. Return the output."""
 
     def run(terminal: bool, data=None, **kwargs) -> str:
         stream = io.StringIO()
@@ -47,7 +47,7 @@ def test_in_a_terminal_a_bar_is_drawn_with_the_metrics_and_each_epoch_leaves_a_l
 
 
 def plain(written: str) -> str:
-    """Without what moves the cursor and colours."""
+    """The output without control sequences."""
     return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", written).replace("\r", "\n")
 
 

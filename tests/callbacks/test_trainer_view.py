@@ -14,7 +14,7 @@ ATTRIBUTES = sorted({*TrainerView.__annotations__, *(name for name in vars(Train
 
 
 class Looks(fp.Callback):
-    """Notes which attributes it can read in a hook, and calls none."""
+    """Records the attributes that it can read in a hook, and calls none."""
 
     def __init__(self) -> None:
         self.missing: dict[str, list[str]] = {}

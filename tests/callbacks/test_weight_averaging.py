@@ -1,4 +1,4 @@
-"""Averaged weights: validated, saved and left in the module, while the optimizer goes on with the trained ones."""
+"""Averaged weights: validated, saved and left in the module, while the optimizer continues with the trained weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Normed(Classifier):
 
 
 class Steady(Classifier):
-    """Draws nothing."""
+    """A module without random draws."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Replacing(Classifier):
 
 
 class Watch(fp.Callback):
-    """Notes the losses, the weights after each step, and those that are validated; may end a validation."""
+    """Records the losses, the weights after each step, and the validated weights. It may end a validation."""
 
     def __init__(self, stops_in_validation: int | None = None) -> None:
         self.losses: dict[int, str] = {}
@@ -70,7 +70,7 @@ def same(one, other):
 
 
 def moving_average(trained: dict[int, dict], decay: float, start: int = 0, every: int = 1, only=lambda name: True):
-    """The average after the last step, computed one number at a time in the plainest way."""
+    """The average after the last step, computed one number at a time."""
     average: dict = {}
     for step, state in sorted(trained.items()):
         if step - 1 <= start:

@@ -1,4 +1,4 @@
-"""Checkpoints by breaking them: killed, cut short, forged, on a full disk. What is left is always whole."""
+"""Broken checkpoints: killed, truncated, forged, on a full disk. The remaining checkpoints are always complete."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_a_missing_one_is_said_to_be_missing_with_its_neighbours(tmp_path):
 
 
 class Harmful:
-    """Its unpickling makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -341,7 +341,7 @@ def test_a_run_sweeps_its_directory_when_it_begins(trainer, tmp_path):
 
 @contextlib.contextmanager
 def small_disk(path: Path, megabytes: int):
-    """A file system of so many megabytes at `path`; None where we may not mount one."""
+    """A file system of a few megabytes at `path`; None if this process may not mount one."""
     path.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", path], capture_output=True)
     if made.returncode:
@@ -369,7 +369,7 @@ FULL = """
 
 
 def test_a_file_that_may_not_grow_is_one_clear_error_and_leaves_no_litter(tmp_path):
-    """The limit of a quota or of `ulimit`; needs no rights."""
+    """The limit of a quota or of `ulimit`. It needs no privileges."""
     script = tmp_path / "full.py"
     script.write_text(textwrap.dedent(FULL))
     directory = tmp_path / "checkpoints"

@@ -1,4 +1,4 @@
-"""The run state: all that resuming needs, and nothing of it given to the wrong part."""
+"""The run state: everything that resuming needs, each part restored to its owner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Remembers(fp.Callback):
 
 
 class Data(fp.DataModule):
-    """Counts its epochs, and knows the count again."""
+    """Counts its epochs, and restores the count."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -73,7 +73,7 @@ def test_callbacks_data_modules_and_modules_get_back_what_they_gave(trainer):
 
 
 class Grown(Classifier):
-    """Has a second head once its checkpoint says so."""
+    """Adds a second head if its checkpoint has one."""
 
     def __init__(self):
         super().__init__()

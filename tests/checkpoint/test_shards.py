@@ -1,4 +1,4 @@
-"""Parts of tensors, put together: whatever way they were cut, or refused."""
+"""Parts of tensors: joined again regardless of the cuts, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small project as a user has it, a way to run commands in it, and a real process where that matters."""
+"""A small project like a user's, a function that runs commands in it, and a real process for tests that need one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Told(pl.Callback):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind."""
+    """The result of a command."""
 
     code: int
     out: str

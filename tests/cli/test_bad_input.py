@@ -1,4 +1,4 @@
-"""Every mistake that the command line can meet: exit code 2, one message that says what to do, no traceback."""
+"""Mistakes on the command line: exit code 2, one message with the remedy, no traceback."""
 
 from __future__ import annotations
 

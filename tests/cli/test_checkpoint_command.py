@@ -1,4 +1,4 @@
-"""`footplate checkpoint inspect` and `convert`, as they are used."""
+"""`footplate checkpoint inspect` and `convert`."""
 
 from __future__ import annotations
 

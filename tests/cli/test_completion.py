@@ -1,4 +1,4 @@
-"""`footplate completion`: scripts that a shell accepts and that complete."""
+"""`footplate completion`: scripts that a shell accepts, and their completions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 def completion(shell: str) -> subprocess.CompletedProcess[str]:
-    """What the command prints in a process of its own: its choices are the classes that a process has loaded."""
+    """Output of the command in a process of its own, because its choices are the classes that a process has loaded."""
     command = [sys.executable, "-m", "footplate", "completion", shell]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 

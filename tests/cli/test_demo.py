@@ -1,4 +1,4 @@
-"""`footplate demo`: how its arguments are read. What the demo does is tested with the demo."""
+"""`footplate demo`: its arguments. tests/demo tests the demo itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`footplate doctor`, also where torch is broken."""
+"""`footplate doctor`, also with a broken torch."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_file_may_list_callbacks_and_loggers_by_name(footplate, net, tmp_path)
 
 @pytest.mark.parametrize("kind", ["CSV", "TensorBoard", "MLflow"])
 def test_a_new_process_knows_loggers_by_their_short_names(kind, process, net):
-    """Nothing has imported the class there before it is asked for."""
+    """No module has imported the class before the command needs it."""
     started = process("fit", *net, f"--trainer.logger={kind}", "--print_config")
     out, err = started.communicate(timeout=120)
     assert started.returncode == 0, err

@@ -1,6 +1,6 @@
 """`footplate jobs`: gcloud's command lines and config.yaml, checked and shown, with each option on its side of `--`.
 
-Both of the guide's example command lines are rebuilt, as its example configurations are: see tests/jobs/test_spec.py.
+Both of the guide's example command lines are reconstructed, like its example configurations: see tests/jobs/test_spec.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ USERS = ["--", "--user_arg_1", "value_1", "--user_arg_n", "value_n"]
 
 @pytest.fixture
 def submit(footplate, tmp_path, monkeypatch):
-    """Runs `footplate jobs submit training my_job …` where there is a package and the guide's config.yaml."""
+    """Run `footplate jobs submit training my_job …` in a folder with a package and the guide's config.yaml."""
     monkeypatch.chdir(tmp_path)
     Path("trainer").mkdir()
     Path("trainer/__init__.py").touch()

@@ -184,7 +184,7 @@ def test_the_daemon_brings_jobs_back_by_itself(bench):  # noqa: F811
         )
     )
     lock = bench.jobs.home.root / "sweep.lock"
-    lock.mkdir()  # as a table of files that is full, for a while
+    lock.mkdir()  # fails like a full file table, for a while
     command = [sys.executable, "-m", "footplate", "jobs", "daemon"]
     daemon = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
@@ -194,7 +194,7 @@ def test_the_daemon_brings_jobs_back_by_itself(bench):  # noqa: F811
         bench.there("began-1")
         bench.is_in(State.RUNNING)
         os.kill(bench.supervisor(), signal.SIGKILL)
-        until(lambda: bench.jobs.store.state("my_job") == State.SUCCEEDED)  # nobody sweeps but the daemon
+        until(lambda: bench.jobs.store.state("my_job") == State.SUCCEEDED)  # only the daemon reconciles
         assert (bench.directory / "began-2").exists()
     finally:
         daemon.terminate()

@@ -1,4 +1,4 @@
-"""`footplate` itself: which commands there are, what starts quickly, and what the exit codes mean."""
+"""`footplate` itself: its commands, the ones that start quickly, and the meaning of exit codes."""
 
 from __future__ import annotations
 

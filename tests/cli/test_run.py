@@ -1,4 +1,4 @@
-"""`footplate run`: scripts as they are written for torchrun, run by it unchanged."""
+"""`footplate run`: scripts written for torchrun, unchanged."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def script(tmp_path):
 
 @pytest.fixture
 def whole_torchvision(tmp_path, monkeypatch):
-    """New interpreters declare the operators that torchvision misses on CPU torch (see tests/models)."""
+    """Declare torchvision's missing operators in new interpreters on CPU torch (see tests/models)."""
     (tmp_path / "site").mkdir()
     tests = str(Path(__file__).parent.parent)
     (tmp_path / "site" / "sitecustomize.py").write_text(f"import sys\nsys.path.append({tests!r})\nimport models\n")
@@ -367,7 +367,7 @@ if "wait" in sys.argv and os.environ["FOOTPLATE_ATTEMPT"] == "0":
 
 @pytest.fixture
 def machine(process):
-    """A function that gives the command on a machine of two; they are all this one."""
+    """A function that returns the command for one of two machines; this machine plays both."""
     port = str(free_port())
     started = []
 

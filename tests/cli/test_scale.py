@@ -1,4 +1,4 @@
-"""`footplate scale`: functions and scripts at several sizes, and what can't be studied."""
+"""`footplate scale`: functions and scripts at several sizes, and programs that can't be studied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`footplate server`: what it refuses to begin with. What it does is in tests/server."""
+"""`footplate server`: startup errors. tests/server tests the server itself."""
 
 from __future__ import annotations
 

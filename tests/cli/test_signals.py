@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the run is saved, the exit code says why it ended, and the command that continues it is named."""
+"""Ctrl-C and SIGTERM: the run is saved, the exit code has the reason, and the output names the command to continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`footplate table`, and how long values are shortened."""
+"""`footplate table`, and the shortening of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`footplate jobs translate`: the document on standard output, what is to be known of it on standard error."""
+"""`footplate jobs translate`: the document on standard output, the remarks on standard error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_is_printed_can_be_given_to_that_system(translated):
     assert document["kind"] == "TFJob"
     chief = document["spec"]["tfReplicaSpecs"]["Chief"]["template"]["spec"]["containers"][0]
     assert chief["args"] == ["--lr", "1"]
-    assert "K80" in found.err  # it can no longer be had
+    assert "K80" in found.err  # it is no longer available
 
 
 def test_the_form_can_be_chosen_unless_it_is_a_script(translated):

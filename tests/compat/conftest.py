@@ -1,3 +1,3 @@
-"""Before any test here imports Lightning: what its import needs beside a torch for the CPU (see `models`)."""
+"""Prepares the import of Lightning beside a torch for the CPU before any test here (see `models`)."""
 
 import models  # noqa: F401

@@ -1,4 +1,4 @@
-"""Checks that need ranks, many of them in the same two processes.
+"""Checks that need ranks. Many of them run in the same two processes.
 
     check = Checks(2)
 
@@ -7,7 +7,7 @@
 
     test_two_ranks = check.test()
 
-Each check is called on every rank, one after the other, and is a test of its own; it must leave no operation behind.
+Each check runs on every rank, one after the other, and is a test of its own. It must complete all its operations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Estimators: trained by global step in a directory, resumed by it, on Fashion-MNIST as the demo's tables have it."""
+"""Estimators: trained by global step in a directory and resumed from it, on Fashion-MNIST from the demo's tables."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_train_and_evaluate_measures_at_every_checkpoint_and_goes_on_when_called
 
 
 class Told(Exporter):
-    """Writes nothing, and keeps what it is told."""
+    """A logger that writes nothing and keeps its input."""
 
     name = "told"
 
@@ -299,7 +299,7 @@ def test_exporters_are_called_in_one_of_several_processes(images, tmp_path):
 
 
 def wider_model_fn(features, labels, mode, params):
-    """As `model_fn`, with more classes, and the hidden layers under another name."""
+    """Like `model_fn`, with more classes, and the hidden layers under another name."""
     hidden, head = get_module("hidden", lambda: make_net()[:4]), get_module("head", lambda: nn.Linear(32, 20))
     logits = head(hidden(features))
     if mode == ModeKeys.PREDICT:

@@ -1,4 +1,4 @@
-"""Elastic training: commits are gone back to, in the same processes or in new ones."""
+"""Elastic training: ranks return to the last commit, in the same processes or in new ones."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ test_two_ranks = check.test()
 
 
 class Place:
-    """A sampler as it is on a rank of a world: without processes."""
+    """A sampler of one rank of a world, without processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch
@@ -173,7 +173,7 @@ def test_another_epoch_has_another_order():
 
 
 def train_elastic(killed: tuple[int, int, int], notes: Path, commit_every: int) -> dict:
-    """As in Horovod's documents. At a batch (killed[1]) of an attempt (killed[0]), a rank (killed[2]) dies."""
+    """Training as in Horovod's documentation. At batch killed[1] of attempt killed[0], rank killed[2] dies."""
     hvd.init()
     torch.manual_seed(hvd.rank())
     lr, epochs, batches = 0.05, 3, 4

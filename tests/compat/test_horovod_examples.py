@@ -1,4 +1,4 @@
-"""Programs as Horovod's and Databricks' documents have them, with their imports changed."""
+"""Programs from Horovod's and Databricks' documentation, with changed imports."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_mnist_example_learns_on_two_ranks(options):
 
 
 def train_hvd(learning_rate: float = 0.1, rows: int = 64) -> dict[str, float]:
-    """As in the Databricks document: initialise, scale the rate, wrap the optimizer, broadcast, train."""
+    """As in the Databricks document: initialise, scale the learning rate, wrap the optimizer, broadcast, train."""
     hvd.init()
     torch.manual_seed(hvd.rank())
     model = nn.Linear(8, 3)

@@ -1,4 +1,4 @@
-"""The tensors of small operations, reduced by rank 0."""
+"""Tensors of small operations, reduced by rank 0."""
 
 from __future__ import annotations
 

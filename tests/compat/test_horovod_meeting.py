@@ -1,4 +1,4 @@
-"""How Horovod's ranks find rank 0: by addresses that mean it on every machine, and past strangers."""
+"""Rendezvous of Horovod's ranks with rank 0: by addresses that every machine can reach, without strangers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN = "t" * 32
 
 
 class Server:
-    """Rank 0 at an address of the loopback interface, where "another machine" is another such address."""
+    """Rank 0 at an address of the loopback interface. Another such address stands for another machine."""
 
     def __init__(self, ranks: set[int]) -> None:
         self.listening = meeting._listen(one_machine=True)
@@ -43,7 +43,7 @@ class Server:
 
 
 def guess(rank: int) -> bytes:
-    """An answer to the challenge by a stranger, who doesn't know the token."""
+    """A stranger's answer to the challenge, without the token."""
     details = {"rank": rank}
     return encode_frame({"protocol": PROTOCOL, "nonce": "n" * 32, "proof": "0" * 64, "details": details})
 

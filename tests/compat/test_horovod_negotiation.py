@@ -1,4 +1,4 @@
-"""The table by which ranks agree what to run: everything runs in one order, and no mistake lets anybody wait for ever."""
+"""The table by which ranks agree on the next operation: one order for all, and no mistake blocks a rank forever."""
 
 from __future__ import annotations
 

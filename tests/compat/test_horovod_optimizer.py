@@ -1,4 +1,4 @@
-"""DistributedOptimizer: several ranks learn what one process with all of their rows learns, and misuse is told."""
+"""DistributedOptimizer: several ranks learn like one process with all of their rows, and misuse is an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def net() -> nn.Module:
 
 
 def rows(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of all ranks: eight."""
+    """The rows of all ranks: eight."""
     numbers = torch.Generator().manual_seed(step)
     return torch.randn(8, 6, generator=numbers), torch.randint(0, 3, (8,), generator=numbers)
 
@@ -100,7 +100,7 @@ def compressed_gradients_are_about_the_same():
 
 
 class Doubled(hvd.Compressor):
-    """A compressor of a user's own: sees each gradient in its shape."""
+    """A user's compressor, which sees each gradient in its shape."""
 
     @staticmethod
     def compress(tensor):

@@ -1,4 +1,4 @@
-"""Horovod's collectives, as its own tests describe them: values, types, gradients, mistakes."""
+"""Horovod's collectives, as in its own tests: values, types, gradients, mistakes."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def what_a_joined_rank_cannot_do_is_an_error():
             lambda: hvd.allgather(mine(2)),
             lambda: hvd.broadcast(mine(2), 0),
             lambda: hvd.allreduce(mine(2), op=hvd.Max),
-        ]  # unnamed: once all have joined, these are counted anew
+        ]  # unnamed: the count restarts once all ranks have joined
         for call in calls:
             with pytest.raises(hvd.HorovodInternalError, match="while rank 1 has joined"):
                 call()

@@ -1,4 +1,4 @@
-"""Lightning's callbacks on our trainer: what they do to weights is compared in test_lightning_equivalence.py."""
+"""Lightning's callbacks on our trainer. test_lightning_equivalence.py compares their effect on weights."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_spike_detection_stops_at_a_bad_loss(trainer: Any) -> None:
 
 
 class Writer(theirs.BasePredictionWriter):
-    """Keeps what it is given to write."""
+    """Keeps the values that it should write."""
 
     def __init__(self, interval: Any) -> None:
         super().__init__(interval)

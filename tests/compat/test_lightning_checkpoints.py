@@ -1,4 +1,4 @@
-"""Checkpoints that Lightning really wrote, continued here: the same losses as Lightning's own continuation."""
+"""Checkpoints that Lightning wrote, continued here: the same losses as Lightning's own continuation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X, Y = torch.randn(16, 8, generator=_numbers), torch.randn(16, 1, generator=_num
 
 
 class Fixed(torch.utils.data.IterableDataset):
-    """The same batch again and again, so that no order matters."""
+    """The same batch each time, so that the order doesn't matter."""
 
     def __iter__(self):
         return iter([(X, Y)] * BATCHES)
@@ -32,7 +32,7 @@ class Fixed(torch.utils.data.IterableDataset):
 
 
 class Net(pl.LightningModule):
-    """Adam and a schedule; writes its losses and rates down."""
+    """Adam and a schedule; records its losses and learning rates."""
 
     def __init__(self, interval: str = "step") -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Net(pl.LightningModule):
 
 
 class Counting(pl.Callback):
-    """Remembers how often it was called."""
+    """Remembers the number of its calls."""
 
     count = 0
 

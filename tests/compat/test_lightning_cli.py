@@ -17,7 +17,7 @@ from footplate.compat.lightning.cli import LightningCLI
 
 
 class Mine(fp.Trainer):
-    """A trainer of a user's."""
+    """A user's trainer."""
 
 
 class WithData(Plain):

@@ -1,8 +1,9 @@
-"""The same LightningModule, seed and batches under Lightning's trainer and ours: everything that can be seen is equal.
+"""The same LightningModule, seed and batches under Lightning's trainer and ours: all visible results are equal.
 
-Weights and learning rates are equal bit for bit, hooks come in the same order with the same epoch, step and batch in
-view, and loggers are told the same (to float32's last digits: we keep means in float64). What differs on purpose stands
-in `DIFFERENT` and in docs/reference/lightning.md. A case there that no longer differs fails, so neither can grow stale.
+Weights and learning rates are equal bit for bit. Hooks are called in the same order and see the same epoch, step and batch.
+Loggers receive the same values (to float32's last digits: we keep means in float64). `DIFFERENT` and
+docs/reference/lightning.md list the intended differences. A case listed there that no longer differs fails, so neither
+list can become outdated.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def test_evaluation_is_the_same(case: Case, stage: str, tmp_path: Path) -> None:
 
 
 def differences(theirs: Record, ours: Record) -> set[str]:
-    """The names of what isn't the same."""
+    """Names of the fields that differ."""
     same = {
         "weights": all(torch.equal(value, ours.weights[name]) for name, value in theirs.weights.items()),
         "events": ours.events == theirs.events,
@@ -80,5 +81,5 @@ def same_rows(ours: list[Row], theirs: list[Row]) -> bool:
 
 
 def flat(results: Iterable) -> list:
-    """Results without the list that several loaders' predictions are in."""
+    """Results without the outer list of several loaders' predictions."""
     return [item for result in results for item in (result if isinstance(result, list) else [result])]

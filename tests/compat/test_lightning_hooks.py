@@ -1,4 +1,4 @@
-"""Each hook of docs/reference/lightning.md is called, or refused in words before training begins."""
+"""Hooks of docs/reference/lightning.md: each is called, or refused with an error before training begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import footplate as fp
 
 @pytest.fixture(scope="module")
 def called(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The hooks of a module that were called in a fit that is resumed once, a validation, a test and a prediction."""
+    """Hooks of a module that run in a fit that is resumed once, a validation, a test and a prediction."""
     directory = tmp_path_factory.mktemp("called")
     record = Record()
 

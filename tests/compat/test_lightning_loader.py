@@ -1,4 +1,4 @@
-"""A `Loader` under Lightning's own trainer: its place is in Lightning's checkpoints, and each epoch has its own order."""
+"""A `Loader` under Lightning's own trainer: Lightning's checkpoints have its position, and each epoch has its own order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def trained(directory: Path, ckpt_path: Path | None = None) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    """The checkpoints of a run that nothing stopped, one after each step, and what it saw."""
+    """Checkpoints of an uninterrupted run, one after each step, and the rows that it saw."""
     directory = tmp_path_factory.mktemp("whole")
     return directory, trained(directory)
 

@@ -21,7 +21,7 @@ from footplate.compat.lightning.loggers import translate_logger
 
 
 class Talks(Plain):
-    """Has hyper-parameters and an example input, and speaks to its logger itself."""
+    """Has hyper-parameters and an example input, and calls its logger directly."""
 
     def __init__(self, width: int = 3) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_several_loggers_of_both_kinds_work_together(trainer: Any, tmp_path: Pat
 
 
 class Failing(Logger):
-    """Takes the second row only at the third attempt."""
+    """Accepts the second row only at the third attempt."""
 
     name, version = "failing", 0
 
@@ -100,7 +100,7 @@ class Failing(Logger):
         self.attempts = 0
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is kept."""
+        """Ignore hyperparameters."""
 
     def log_metrics(self, *, metrics: dict[str, float], step: int | None = None) -> None:  # as Lightning calls it
         if len(self.rows) == 1 and self.attempts < 2:
@@ -171,7 +171,7 @@ def test_a_logger_that_cannot_begin_says_so_before_training(trainer: Any) -> Non
 
 
 class Told(Logger):
-    """Keeps the rows that it is told."""
+    """Keeps the rows that it receives."""
 
     name, version = "told", 0
 
@@ -181,7 +181,7 @@ class Told(Logger):
         self.ends: list[str] = []
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is kept."""
+        """Ignore hyperparameters."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.rows.append((step, dict(metrics)))
@@ -191,7 +191,7 @@ class Told(Logger):
 
 
 class Evaluated(Plain):
-    """Logs in its evaluation steps, and something that loggers aren't to be told."""
+    """Logs in its evaluation steps, and logs a value that loggers must not receive."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log_dict({"val_loss": 0.5, "hidden": 1.0}, logger=False)

@@ -1,4 +1,4 @@
-"""Real LightningModules and data modules that none of us wrote, unchanged on our trainer."""
+"""Published LightningModules and data modules, unchanged on our trainer."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_boring_model_with_manual_optimisation(trainer: Any) -> None:
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WikiText2:
-    """The file that Lightning's language models would download: few words, in an order that can be learnt."""
+    """A replacement for the file that Lightning's language models download: few words, in a learnable order."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     words = [f"w{index % 11}" for index in range(800)]

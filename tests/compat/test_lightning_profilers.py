@@ -1,4 +1,4 @@
-"""Lightning's profilers on our trainer: which actions they record, how often, and that they change nothing."""
+"""Lightning's profilers on our trainer: the recorded actions and their counts, without an effect on training."""
 
 from __future__ import annotations
 

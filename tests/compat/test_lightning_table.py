@@ -1,7 +1,7 @@
-"""Each row of docs/reference/lightning.md: what is supported works as in Lightning, what is refused has an error in words.
+"""Each row of docs/reference/lightning.md: a supported feature works as in Lightning, a refused one has a clear error.
 
-The rows are data (models/table.py). The page's tables must be those that the data makes, and the data must name
-everything that Lightning has, so that neither can grow stale.
+The rows are data (models/table.py). The page's tables must equal the tables made from the data, and the data must name all
+of Lightning's features, so that neither can become outdated.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ PROBES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What every probe of a module, and every attribute of the trainer, gave in the middle of training, by engine."""
+    """Result of every probe of a module, and every attribute of the trainer, in the middle of training, by engine."""
     found: dict[str, dict[str, Any]] = {}
 
     class Probed(ByEpoch, Evaluated):

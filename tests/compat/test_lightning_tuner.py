@@ -1,4 +1,4 @@
-"""Searches: what ours finds is what Lightning's finds, and Lightning's Tuner and callbacks search with ours."""
+"""Searches: our result equals Lightning's, and Lightning's Tuner and callbacks use our search."""
 
 from __future__ import annotations
 

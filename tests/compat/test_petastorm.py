@@ -1,4 +1,4 @@
-"""Code written for Petastorm runs with its import line changed, on real Spark."""
+"""Petastorm code runs with a changed import line, on real Spark."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def photos(tmp_path: Path) -> str:
 
 
 def transform_rows(scale: float, frame: pd.DataFrame) -> pd.DataFrame:
-    """As the Databricks tutorial has it: decode and normalise the pictures of a frame."""
+    """As in the Databricks tutorial: decode and normalise the pictures of a frame."""
     frame["features"] = frame["content"].map(
         lambda data: np.transpose(
             np.asarray(Image.open(io.BytesIO(data)).resize((8, 8)), np.float32) * scale, (2, 0, 1)
@@ -115,7 +115,7 @@ def test_every_shard_has_the_same_number_of_batches_and_every_row_is_read_once(p
 def test_without_a_shard_the_ranks_of_a_process_group_have_each_their_own(
     photos: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Lightning makes one, which says nothing in RANK."""
+    """A process group as Lightning makes it, without the variable RANK."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)

@@ -1,4 +1,4 @@
-"""Tables that Petastorm wrote with a Unischema are decoded, without running what their schema's pickle names."""
+"""Tables that Petastorm wrote with a Unischema: decoded without running the code that their pickled schema names."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_rows_have_the_types_and_shapes_of_the_unischema(things: str) -> None:
 def test_a_text_field_that_is_a_partition_has_petastorms_text(
     names: list[str], expected: list[str], tmp_path: Path
 ) -> None:
-    """Arrow reads names of directories as integers where all of them are; Petastorm makes text of these."""
+    """Arrow reads directory names as integers if all of them are integers. Petastorm converts them to text."""
     for name in names:
         (tmp_path / f"name={name}").mkdir()
         pq.write_table(pa.table({"id": pa.array([1], pa.int64())}), tmp_path / f"name={name}" / "0.parquet")
@@ -229,7 +229,7 @@ def test_a_codec_of_ones_own_is_refused_by_name() -> None:
 
 
 def test_records_of_one_pickle_do_not_reach_another() -> None:
-    """A pickle may set attributes of the classes that it names; these are made for each reading."""
+    """A pickle may set attributes of the classes that it names. Each reading makes these classes again."""
     # A pickle that names UnischemaField, sets its attribute `decode`, and has no schema.
     content = b"\x80\x02cpetastorm.unischema\nUnischemaField\n(N}X\x06\x00\x00\x00decodeI1\nstb."
     with pytest.raises(DataError, match="expected a Unischema"):
@@ -280,7 +280,7 @@ def test_a_predicate_of_a_plain_table_joins_the_filter(tmp_path: Path) -> None:
 
 
 def test_a_pseudorandom_split_has_petastorms_parts() -> None:
-    """The parts of 0 to 11 that Petastorm 0.13.1 makes."""
+    """The split of 0 to 11 by Petastorm 0.13.1."""
     parts = [
         [n for n in range(12) if in_pseudorandom_split([0.3, 0.5, 0.2], part, "x").do_include({"x": n})]
         for part in range(3)

@@ -1,4 +1,4 @@
-"""Frames of all connections: encoding, decoding however the stream is cut, and limits."""
+"""Frames of all connections: encoding, decoding of a stream cut at any byte, and limits."""
 
 from __future__ import annotations
 

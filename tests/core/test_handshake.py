@@ -24,7 +24,7 @@ def over_the_wire(message):
 
 
 def exchange(server_token=TOKEN, client_token=TOKEN, server_purpose="agent", client_purpose="agent", details=None):
-    """Run a whole handshake; return the messages and the details that the server has accepted."""
+    """Run a whole handshake. Return the messages and the details that the server has accepted."""
     server, client = ServerHandshake(server_purpose), ClientHandshake(client_token, client_purpose)
     challenge = over_the_wire(server.challenge)
     answer = over_the_wire(client.answer(challenge, details or {"index": 3, "clock": 1.5}))

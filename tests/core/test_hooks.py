@@ -1,4 +1,4 @@
-"""Hooks: in which order they come, and that one which nobody overrides is never called."""
+"""Hooks: their order, and no call of a hook that is not overridden."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_EVENTS = {"transfer_batch_to_device", "on_validation_model_eval", "on_test_m
 
 
 def recording(owner: type, base: type, who: str, events: list[str]) -> type:
-    """A subclass of `owner` all of whose hooks write down that they were called."""
+    """A subclass of `owner` whose hooks all record their calls."""
 
     def recorder(name: str):
         def hook(self, *args, **_):
@@ -173,7 +173,7 @@ def test_minus_one_from_on_train_batch_start_skips_the_rest_of_the_epoch(trainer
 
 
 def test_hooks_that_nobody_overrides_are_never_called(trainer, monkeypatch):
-    """Every default is replaced by one that says that it was called."""
+    """Every default hook is replaced by one that records its call."""
     called = []
     for base in (ModuleHooks, fp.Callback):
         for name, function in list(vars(base).items()):
@@ -245,11 +245,11 @@ def test_steps_take_as_many_arguments_as_they_declare():
         step_arguments(lambda dataloader_iter: 0, "step")
 
 
-# The rule of the loop: nothing is read from the device but when it is reported.
+# The rule of the loop: values are read from the device only when they are reported.
 
 
 class CountsScalars(TorchDispatchMode):
-    """Notes the step at which a tensor's value is asked for, by `.item()`, `float()`, `bool()` or a comparison."""
+    """Records the step at which a tensor's value is read, by `.item()`, `float()`, `bool()` or a comparison."""
 
     def __init__(self, trainer: fp.Trainer, read_at: list[int]) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class CountsScalars(TorchDispatchMode):
 
 
 class CountsLists(TorchFunctionMode):
-    """The same for `.tolist()`, `.numpy()` and `.cpu()`."""
+    """Records the same for `.tolist()`, `.numpy()` and `.cpu()`."""
 
     READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu)
 
@@ -277,7 +277,7 @@ class CountsLists(TorchFunctionMode):
 
 
 class Busy(Classifier):
-    """Logs in every way there is."""
+    """Logs in every way."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)

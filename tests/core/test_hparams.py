@@ -1,4 +1,4 @@
-"""Hyper-parameters: what `__init__` was given, kept in a form that a checkpoint can hold."""
+"""Hyper-parameters: the arguments of `__init__`, kept in a form that a checkpoint can hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Randomness: seeds that are stable for ever, and states that come back."""
+"""Randomness: seeds that never change between versions, and states that are restored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def draws() -> tuple[float, float, float]:
 
 
 def test_mixed_seeds_are_the_same_in_every_version():
-    """An order of data that changed with an update would break the resumption of older runs."""
+    """If an update changed the order of data, older runs could not be resumed."""
     assert rng.mix() == 0
     assert rng.mix(0) == 8147104208329303767
     assert rng.mix(1, 2) == 6804074658870690613

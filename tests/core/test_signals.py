@@ -1,4 +1,4 @@
-"""Signals are noted and dealt with between two steps, in training and elsewhere."""
+"""Signals are recorded and handled between two steps, in training and elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def send(number: signal.Signals) -> None:
 
 
 class Sends(Classifier):
-    """Sends itself a signal at some batch of some step."""
+    """Sends a signal to its own process at a given batch."""
 
     def __init__(self, number: signal.Signals, step: str, at: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_the_status_tells_how_the_last_call_ended(trainer):
             seen.append((self.trainer.status, self.trainer.interrupted))
 
         def training_step(self, batch, batch_idx):
-            raise KeyboardInterrupt  # as Python's own handler does it
+            raise KeyboardInterrupt  # like Python's own handler
 
     class Sees(fp.Callback):
         def on_exception(self, trainer, pl_module, exception):

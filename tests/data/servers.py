@@ -24,12 +24,12 @@ def upload(uri: str, directory: Path) -> None:
 
 
 class Proxy:
-    """Passes requests on to a server, and fails as told.
+    """Passes requests on to a server, and fails on request.
 
     Attributes:
         url: its address.
-        reads: (path, first byte, last byte) of each GET of a range that was answered in full.
-        fail: called with the number of each GET of a range, from 0: None, "busy" (503) or "cut" (half of the body).
+        reads: (path, first byte, last byte) of each ranged GET that was answered in full.
+        fail: called with the number of each ranged GET, from 0: None, "busy" (503) or "cut" (half of the body).
     """
 
     def __init__(self, target: str) -> None:
@@ -69,7 +69,7 @@ class Proxy:
         return sum(last - first + 1 for _, first, last in self.reads)
 
     def answer(self, request: BaseHTTPRequestHandler, host: str) -> None:
-        """One request."""
+        """Answer one request."""
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
         how = None

@@ -15,7 +15,7 @@ import footplate as fp
 
 
 class Plain(fp.Module):
-    """No dropout, so that it doesn't matter which rank a row is on."""
+    """A module without dropout, so that its results don't depend on the rank of a row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,12 +58,12 @@ def weights(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Weights are equal but for the order of additions."""
+    """Assert that weights are equal except for the order of additions."""
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Weights are equal to the last bit."""
+    """Assert that weights are equal to the last bit."""
     for name, value in one.items():
         assert torch.equal(value, other[name]), name

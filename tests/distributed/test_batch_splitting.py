@@ -1,4 +1,4 @@
-"""Batches that are cut into rows for several copies, and the outputs of the copies, which are joined."""
+"""Batches that are split into rows for several replicas, and outputs of the replicas, which are joined."""
 
 from __future__ import annotations
 

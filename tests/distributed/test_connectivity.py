@@ -1,4 +1,4 @@
-"""Ranks that can't connect to each other all raise, before gloo waits for half an hour."""
+"""Ranks that can't connect to each other: all raise, before gloo's time-out of half an hour."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stores() -> list[dist.TCPStore]:
 
 
 class Behind:
-    """A store through which a rank publishes another port than its own, as if a firewall closed its port."""
+    """A store through which a rank publishes a port other than its own, as if a firewall closed its port."""
 
     def __init__(self, store: dist.TCPStore, port: int) -> None:
         self._store, self._port = store, port

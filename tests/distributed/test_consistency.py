@@ -23,7 +23,7 @@ def rank() -> int:
 
 
 class Wide(Plain):
-    """A module of another size on each rank."""
+    """A module of a different size on each rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Wide(Plain):
 
 
 class OwnRate(Plain):
-    """Learns as fast as each rank has drawn."""
+    """A module with a different learning rate on each rank."""
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1 + rank())

@@ -1,4 +1,4 @@
-"""DDP: several ranks with a share of each batch get the result of one process with the whole batch."""
+"""DDP: several ranks with a shard of each batch get the result of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .common import Plain, equal, loader, make, same, seeded, weights
 
 
 class BatchNorm(Plain):
-    """Its running statistics are those of rank 0."""
+    """A module with batch norm. Its running statistics are those of rank 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class BatchNorm(Plain):
 
 
 class Manual(Plain):
-    """Two optimizers, two backward passes; the second one sees every second batch only."""
+    """Two optimizers, two backward passes. The second optimizer sees only every second batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Unfreezes(Plain):
 
 
 class UnfreezesInMidEpoch(Plain):
-    """Trains its first layer from the third batch of the first epoch on, and its last one until then."""
+    """Trains its first layer from the third batch of the first epoch on, and its last layer until then."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.net[0].requires_grad_(self.global_step > 1)
@@ -83,7 +83,7 @@ class Skips(Plain):
 
 
 class SkipTogether(Plain):
-    """All ranks skip the third and fourth batch of each epoch; momentum and decay would act on gradients of zero."""
+    """All ranks skip the third and fourth batch of each epoch. Momentum and decay would act on gradients of zero."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
@@ -96,7 +96,7 @@ class SkipTogetherInAClosure(SkipTogether):
 
 
 class SkipInTurn(Plain):
-    """Each rank skips a batch of the first window, another one each: it is a step for both."""
+    """Each rank skips a different batch of the first window. The window is a step for both."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
@@ -116,7 +116,7 @@ class Unused(Plain):
 
 
 class LateStarter(Plain):
-    """By hand: on rank 0 alone, the last layer gets a gradient."""
+    """Manual optimisation: only on rank 0, the last layer gets a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_two_ranks_learn_what_one_process_with_the_global_batch_learns(name, tmp
 
 
 class Searches(Plain):
-    """By an optimizer that looks at the loss to decide how often it evaluates it."""
+    """Uses an optimizer that evaluates the loss a number of times that depends on the loss."""
 
     search: str | None = "strong_wolfe"
 
@@ -232,7 +232,7 @@ def test_running_statistics_are_those_of_rank_0_everywhere(tmp_path):
 
 
 class Deep(Plain):
-    """Four layers of 1 MB each; the output layer has the first one's weights, and is the first to be declared."""
+    """Four layers of 1 MB each. The output layer shares the first layer's weights, and is declared first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class Deep(Plain):
 
 
 def bucket_sizes() -> list[list[int]]:
-    """The number of elements of each bucket of each step, in the order in which they are sent."""
+    """Number of elements of each bucket of each step, in the order of sending."""
     strategy, module, found = DDP(), seeded(Deep), []
     join(World.from_environ(), "gloo", torch.device("cpu"))
     strategy.prepare(module)

@@ -1,4 +1,4 @@
-"""FSDP2: ranks with a part of the model get the result of one process with the whole model."""
+"""FSDP2: ranks with a shard of the model get the result of one process with the whole model."""
 
 from __future__ import annotations
 

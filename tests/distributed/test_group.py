@@ -1,4 +1,4 @@
-"""Communication between ranks, and exceptions that one of them raises."""
+"""Communication between ranks, and exceptions on one rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from footplate.distributed.world import World
 
 
 class Awkward(Exception):
-    """Can't be made again from what it is pickled as."""
+    """An object that can't be restored from its pickle."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

@@ -1,6 +1,6 @@
-"""Ranks on several hosts: each with its own clocks, name, home and working directory, some with a disk of their own.
+"""Ranks on several hosts: each has its own clocks, name, home and working directory, some a disk of their own.
 
-`HERE` is the same absolute path in every process and another directory in each, as `/tmp` is on several machines.
+`HERE` is the same absolute path in every process and a different directory in each, like `/tmp` on several machines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ own_disks = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 def on_hosts(root: Path, function: Callable[[], Any]) -> list[Any]:
-    """Call `function()` on two ranks, each on a host of its own, `root/host0` and `root/host1`; return the results."""
+    """Call `function()` on two ranks, each on a host of its own, `root/host0` and `root/host1`. Return the results."""
 
     def run() -> Any:
         rank = int(os.environ["RANK"])
@@ -147,7 +147,7 @@ def test_of_directories_that_differ_between_hosts_a_saver_takes_rank_0s_and_all_
 
 
 def test_rank_0_alone_lists_the_directory_that_it_sweeps(tmp_path):
-    """Files of a killed run disappear while the directory is listed."""
+    """Files of a killed run disappear while rank 0 lists the directory."""
 
     def run():
         if os.environ["RANK"] == "1":

@@ -1,4 +1,4 @@
-"""A step that returns `{"loss_sum": …, "weight": …}`: any division of a batch gives the gradient of the mean over it."""
+"""Steps that return `{"loss_sum": …, "weight": …}`: any split of a batch gives the gradient of the mean over it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS, LONGEST, IGNORED = 12, 6, -100
 
 
 def documents(lengths: list[int]) -> TensorDataset:
-    """A row for each length: as many tokens, then padding, whose labels are ignored."""
+    """A row for each length: tokens, then padding, whose labels are ignored."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 11, (len(lengths), LONGEST), generator=generator)
     labels = torch.where(torch.arange(LONGEST) < torch.tensor(lengths)[:, None], tokens.roll(-1, 1), IGNORED)
@@ -32,7 +32,7 @@ RAGGED = documents([6, 6, 5, 6, 1, 2, 1, 0, 3, 0, 0, 4])
 
 
 class Tokens(fp.Module):
-    """Learns by one step of plain SGD with rate 1, so that its weights' change is the gradient."""
+    """Takes one step of plain SGD with rate 1, so that the change of its weights is the gradient."""
 
     def __init__(self) -> None:
         super().__init__()

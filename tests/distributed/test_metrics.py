@@ -1,4 +1,4 @@
-"""Metrics of several ranks: the numbers of one process, equal on all ranks, even if ranks log different names."""
+"""Metrics of several ranks: the values of one process, equal on all ranks, even if ranks log different names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_is_no_number_on_one_rank_is_none_in_the_extreme():
 
 
 class Rich(Plain):
-    """Logs in every way there is, some of it on one rank alone."""
+    """Logs in every way, some values on one rank only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def test_every_kind_of_metric_is_that_of_one_process_and_the_same_on_all_ranks(r
 
 
 class Lists(Plain):
-    """Has torchmetrics objects that keep what they are given: joined to one tensor, or in pieces."""
+    """Has torchmetrics objects that keep their inputs: joined to one tensor, or in pieces."""
 
     def __init__(self) -> None:
         super().__init__()

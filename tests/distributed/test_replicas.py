@@ -1,4 +1,4 @@
-"""Copies of a module on several devices of one process get the result of one module with the whole batch."""
+"""Replicas of a module on several devices of one process get the result of one module with the whole batch."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_replicas_learn_what_one_process_with_the_whole_batch_learns(name, tmp_p
 
 @pytest.mark.parametrize("module", [Plain, BatchNorm])
 def test_two_replicas_are_bit_for_bit_the_two_ranks_of_ddp(module, tmp_path):
-    """Running statistics included: both ways they see the first device's rows."""
+    """Including running statistics: both use the first device's rows."""
     shared = train(tmp_path / "replicas", module, 48, 2)
 
     def as_rank() -> dict[str, torch.Tensor]:
@@ -126,7 +126,7 @@ def test_what_replicas_log_is_what_one_process_logs(devices, tmp_path):
 
 
 class Watched(Plain):
-    """Notes which thread ran which rows, in which mode and type."""
+    """Records the thread, mode and type with which rows run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_each_replica_has_a_kept_thread_and_sees_what_hooks_set(tmp_path):
 
 
 class Skips(Plain):
-    """Passes over some rows: those whose first class is 1."""
+    """Skips some rows: those whose first class is 1."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return F.cross_entropy(self.net(batch[0]), batch[1]) if batch[1][0] != 1 else None
@@ -185,7 +185,7 @@ def test_a_replica_that_skips_its_rows_counts_as_a_loss_of_zero(tmp_path):
 
 
 class Fails(Plain):
-    """Fails on the rows that a replica of its own has: `where` is "forward" or "backward", `who` the replicas."""
+    """Fails in the replicas `who`, on their own rows: `where` is "forward" or "backward"."""
 
     where, who, at = "forward", (1,), 2
 

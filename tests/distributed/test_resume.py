@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Unfreezes(Classifier):
-    """Trains the first layer from the sixth batch on; the last one rests for five batches, in which the run is cut off."""
+    """Trains the first layer from the sixth batch on. The last layer is frozen for five batches around the interruption."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         batches = self.trainer.progress.batches
@@ -44,7 +44,7 @@ class Unfreezes(Classifier):
 
 
 class Watch(fp.Callback):
-    """Notes every batch's loss in a file of its rank, and when told how, where: ends the run."""
+    """Records every batch's loss in a file of its rank, and may end the run at a given batch."""
 
     def __init__(self, root: Path, end_at: int | None, number: int, who: int) -> None:
         self.root, self.end_at, self.number, self.who = root, end_at, number, who
@@ -74,7 +74,7 @@ def train(
 
 
 def losses(root: Path, rank: int) -> dict[str, set[str]]:
-    """Every loss that was seen at a batch, over all attempts."""
+    """Every loss of a batch over all attempts."""
     found: dict[str, set[str]] = {}
     for line in (root / f"losses-{rank}").read_text().splitlines():
         batch, loss = line.split()

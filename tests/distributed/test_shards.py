@@ -44,7 +44,7 @@ def saved(root):
 
 
 def begin_from(path, root):
-    """Let a directory be that of a run that has saved this checkpoint."""
+    """Make a directory look like that of a run that has saved this checkpoint."""
     target = root / CHECKPOINTS / path.name
     target.mkdir(parents=True)
     for file in path.iterdir():
@@ -185,7 +185,7 @@ class Large(fp.Module):
 
 
 class Kill(fp.Callback):
-    """Kills a rank so long after its first save has begun."""
+    """Kills a rank a given time after its first save has begun."""
 
     order = 3
 
@@ -230,7 +230,7 @@ def test_killed_while_the_ranks_write_what_is_left_is_whole(who, tmp_path):
 
 
 def fill_disk_of(rank):
-    """From here on, no file of this rank can be longer than a megabyte."""
+    """Limit every new file of this rank to a megabyte."""
     if int(os.environ["RANK"]) == rank:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))

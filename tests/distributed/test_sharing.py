@@ -1,4 +1,4 @@
-"""Division of an epoch between ranks: every row once, the same global batches for any number of ranks, resumed anywhere."""
+"""Sharding of an epoch: every row once, the same global batches for any number of ranks, resumed anywhere."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ LOADERS = {
 
 
 class Pairs(BatchSampler):
-    """A batch sampler of a user's own class."""
+    """A user's batch sampler."""
 
 
 def rows_of(loader, epoch, start=None, steps=None):
-    """Global batches: what all ranks' loaders give at each step, without what counts for nothing."""
+    """Global batches: the rows of all ranks' loaders at each step, without padding."""
     for one in loader:
         if start is not None:
             one.load_state_dict(start)

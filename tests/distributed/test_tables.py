@@ -1,4 +1,4 @@
-"""Training from a table, killed in mid-epoch and resumed on another number of ranks: every row exactly once."""
+"""Training from a table, killed in mid-epoch and resumed with another number of ranks: every row exactly once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, BATCH, CUT_AT = 331, 12, 11  # batches of 12 rows over all ranks: 28 an ep
 
 
 class Notes(fp.Module):
-    """Writes down the rows that it trains on, in a file of its rank."""
+    """Records the rows of its training steps, in a file of its rank."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()

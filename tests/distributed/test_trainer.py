@@ -1,4 +1,4 @@
-"""The trainer with several ranks: one of them writes, all see the same, and none hangs."""
+"""The trainer with several ranks: one writes, all see the same, and none hangs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rank() -> int:
 
 
 class Ends(fp.Callback):
-    """Sets `should_stop` on one rank, or lets rank 0's clock run out."""
+    """Sets `should_stop` on one rank, or advances rank 0's clock past the time limit."""
 
     def __init__(self, who: int, at: int) -> None:
         self.who, self.at = who, at
@@ -374,7 +374,7 @@ def test_each_rank_writes_predictions_of_its_own_rows(rows, tmp_path):
 
 
 class Helpers(Plain):
-    """Uses what modules use of a trainer that has several ranks."""
+    """Uses the trainer's helpers that modules need with several ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -406,7 +406,7 @@ class Helpers(Plain):
 
 
 class Rows(fp.Logger):
-    """Writes what it is told, with its process, to a file."""
+    """Writes its input, with its process id, to a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -416,7 +416,7 @@ class Rows(fp.Logger):
         return self
 
     def add_scalar(self, name: str, value: float) -> None:
-        """Take it."""
+        """Record a value."""
 
     def log_metrics(self, metrics, step, epoch):
         with self.path.open("a") as file:

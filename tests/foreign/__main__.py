@@ -16,9 +16,9 @@ from foreign.suites import SUITES, Suite
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the suites that the arguments name; 1 if a case that is listed as passing didn't pass, or if no case ran."""
+    """Run the suites that the arguments name. Return 1 if a case listed as passing didn't pass, or if no case ran."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `run` ends what it has started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `run` ends its processes
     until = time.monotonic() + options.deadline
     problems: list[str] = []
     names = [name for name in options.suite or SUITES if find_archive(SUITES[name], options.archives) is not None]
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_suite(suite: Suite, options: argparse.Namespace, until: float) -> str | None:
-    """Run a suite, report, and update its list if that is asked for; returns what is wrong."""
+    """Run a suite, report, and update its list if requested. Return the problems."""
     part = Part(options.files or (), options.quick, options.all)
     checked = check(suite, options.archives, part, options.workers, options.limit, until)
     path = list_of(suite)

@@ -1,4 +1,4 @@
-"""The lists of foreign test cases: what each case is, and why.
+"""Lists of foreign test cases: the kind of each case, and the reason.
 
 A list is a text file with a section for each test file:
 
@@ -8,13 +8,13 @@ A list is a text file with a section for each test file:
     on purpose    test_profiler | docs/reference/lightning.md#arguments-of-the-trainer: profiler
     differs     2 test_timer[*] | Timer of zero duration refused
 
-`NAME[*]` stands for all parameters of a test that have no line of their own; the number before it says how many cases
-these are, and a run that has fewer lacks some. The kinds are:
+`NAME[*]` stands for all parameters of a test that have no line of their own. The number before it is the number of these
+cases; a run with fewer lacks some. The kinds are:
 
 - passes: the case passes.
-- internals: the case looks inside the other project (mocks, loops, connectors).
-- on purpose: Footplate differs, and the named page says so; behind the colon are words of that section.
-- wording: Footplate gives another message, exception class or warning.
+- internals: the case tests internals of the other project (mocks, loops, connectors).
+- on purpose: Footplate differs, and the named page documents it; after the colon are words of that section.
+- wording: Footplate has another message, exception class or warning.
 - differs: the behaviour differs, which is a defect; the reason names its cause.
 """
 
@@ -38,7 +38,7 @@ class Entry:
     Attributes:
         kind: one of `KINDS`.
         reason: why the case doesn't pass; empty for "passes".
-        count: how many cases the line stands for.
+        count: the number of cases of the line.
     """
 
     kind: str
@@ -47,11 +47,11 @@ class Entry:
 
 
 class MalformedList(ValueError):
-    """A line of a list can't be read."""
+    """A line of a list that can't be parsed."""
 
 
 def read(path: Path) -> dict[str, Entry]:
-    """The entries of a list, by case: `FILE::TEST`, `FILE::TEST[parameters]` or `FILE::TEST[*]`."""
+    """Entries of a list, by case: `FILE::TEST`, `FILE::TEST[parameters]` or `FILE::TEST[*]`."""
     entries: dict[str, Entry] = {}
     file = ""
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -78,7 +78,7 @@ def heading(path: Path) -> str:
 
 
 def write(path: Path, entries: Mapping[str, Entry], heading: str) -> None:
-    """Write a list, sorted; the parameters of a test become one line where all of them are alike."""
+    """Write a list, sorted. The parameters of a test become one line if all of them are alike."""
     folded = fold(entries)
     lines = [f"# {line}".rstrip() for line in heading.splitlines()]
     file = ""
@@ -94,7 +94,7 @@ def write(path: Path, entries: Mapping[str, Entry], heading: str) -> None:
 
 
 def fold(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """One entry for all parameters of a test where all of them are alike."""
+    """One entry for all parameters of a test if all of them are alike."""
     tests: dict[str, dict[str, Entry]] = {}
     for case, entry in entries.items():
         tests.setdefault(case.split("[", 1)[0], {})[case] = entry
@@ -110,7 +110,7 @@ def fold(entries: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def unfold(entries: Mapping[str, Entry], ran: Iterable[str]) -> dict[str, Entry]:
-    """An entry for each listed case that ran; what a folded entry has beyond them stays folded."""
+    """An entry for each listed case that ran. The remaining cases of a folded entry stay folded."""
     by_test: dict[str, list[str]] = {}
     for case in ran:
         if case not in entries:
@@ -129,10 +129,10 @@ class Comparison:
     """A run beside its list.
 
     Attributes:
-        broken: cases that are listed as passing and didn't pass, with what became of them.
+        broken: cases that are listed as passing and didn't pass, with their outcomes.
         mended: cases that pass and are listed otherwise.
         unlisted: cases that passed and aren't in the list.
-        counts: how many cases are of each kind, by what the run showed; "broken" is a kind of its own.
+        counts: the number of cases of each kind in this run; "broken" is a kind of its own.
     """
 
     broken: dict[str, str]
@@ -142,7 +142,7 @@ class Comparison:
 
 
 def compare(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> Comparison:
-    """Compare outcomes ("passed", "failed", "skipped", "unused") with the list; a case that is missing didn't pass."""
+    """Compare outcomes ("passed", "failed", "skipped", "unused") with the list. A missing case didn't pass."""
     broken: dict[str, str] = {}
     mended: list[str] = []
     counts: Counter[str] = Counter()
@@ -163,14 +163,14 @@ def compare(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> Compar
 
 
 def _used(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> dict[str, str]:
-    """The outcomes of the cases that ran with Footplate, or that a line names one by one."""
+    """Outcomes of the cases that ran with Footplate, or that have a line of their own."""
     return {case: outcome for case, outcome in outcomes.items() if outcome != "unused" or case in entries}
 
 
 def updated(entries: Mapping[str, Entry], outcomes: Mapping[str, str]) -> dict[str, Entry]:
-    """The list as the run found it, with the cases that it lacked and that ran with Footplate.
+    """The list, updated with the outcomes of the run and with new cases that ran with Footplate.
 
-    Reasons stay. A case that broke, or that fails and is new, gets one that a person must replace.
+    Reasons stay. A case that broke, or that is new and fails, gets a reason that a person must replace.
     """
     used = _used(entries, outcomes)
     changed = unfold(entries, used)

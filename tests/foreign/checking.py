@@ -1,4 +1,4 @@
-"""Runs a suite, or a part of it, and compares what it finds with the suite's list."""
+"""Runs a suite, or a part of it, and compares the outcomes with the suite's list."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from foreign.suites import Suite
 
 @dataclass(frozen=True)
 class Part:
-    """Which cases of a suite to run.
+    """The cases of a suite to run.
 
     Attributes:
-        names: only test files that contain one of these; none for all.
-        quick: only cases that are listed as passing, in files that have `Suite.quick_cases` of them.
+        names: only test files that contain one of these; empty for all.
+        quick: only cases that are listed as passing, in files with at least `Suite.quick_cases` of them.
         unlisted: also cases that the list doesn't have.
     """
 
@@ -33,11 +33,11 @@ class Check:
     """A run of a suite beside its list.
 
     Attributes:
-        suite: whose.
-        entries: the entries of the list that the run was to show.
-        outcomes: what became of each case.
-        compared: both, compared.
-        seconds: how long the run took.
+        suite: the suite.
+        entries: the entries of the list that the run covers.
+        outcomes: the outcome of each case.
+        compared: the comparison of both.
+        seconds: the duration of the run.
     """
 
     suite: Suite
@@ -55,15 +55,15 @@ def list_of(suite: Suite) -> Path:
 def check(
     suite: Suite, archives: Path, part: Part, workers: int = 2, file_s: float = 3600.0, until: float = float("inf")
 ) -> Check | None:
-    """Run a part of a suite; None if it has no case.
+    """Run a part of a suite. Return None if it has no case.
 
     Args:
-        suite: whose.
+        suite: the suite.
         archives: the folder of archives.
-        part: which cases.
-        workers: how many files run at a time.
-        file_s: after how long a file's run is ended.
-        until: when all must have ended, by `time.monotonic`.
+        part: the cases to run.
+        workers: the number of files that run at a time.
+        file_s: the time limit of a file's run.
+        until: the time limit of the whole run, by `time.monotonic`.
     """
     began = time.monotonic()
     path = list_of(suite)
@@ -75,14 +75,14 @@ def check(
     if not files or not (meant or part.unlisted):
         return None
     outcomes = run(suite, archives, files, None if part.unlisted else meant, workers, file_s, until)
-    # A folded entry asks for all parameters of a test, also for those that are left out by a line of their own.
+    # A folded entry requests all parameters of a test, including those that a line of their own excludes.
     outcomes = {case: outcome for case, outcome in outcomes.items() if case in meant or case not in entries}
     compared = cases.compare(meant, {case: outcome.outcome for case, outcome in outcomes.items()})
     return Check(suite, meant, outcomes, compared, time.monotonic() - began)
 
 
 def _files(suite: Suite, archives: Path, part: Part, entries: Mapping[str, cases.Entry]) -> list[str]:
-    """The files to run: those that the list names, also where the archive lacks them, or all that the archive has."""
+    """Files to run: the files that the list names, even if the archive lacks them, or all files of the archive."""
     files = {case.split("::", 1)[0] for case in entries}
     if part.unlisted:
         files |= set(test_files(suite, archives))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def problem(reference: str, repository: Path) -> str | None:
-    """Why the reference doesn't resolve, or None."""
+    """The reason why the reference doesn't resolve, or None."""
     match = re.fullmatch(r"(docs/[\w./-]+\.md)#([\w-]+)(?:: (.+))?", reference)
     if match is None:
         return f"{reference!r}: expected docs/PAGE.md#ANCHOR or docs/PAGE.md#ANCHOR: WORDS"

@@ -1,4 +1,4 @@
-"""Runs a suite's test files in processes of their own, and collects what became of each case."""
+"""Runs a suite's test files in processes of their own, and collects the outcome of each case."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ _REPOSITORY = _HERE.parent.parent
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """The outcome of a case.
 
     Attributes:
-        outcome: "passed", "failed", "skipped", or "unused" for a case that passes without Footplate.
-        error: the exception that ended the case.
-        line: where it was raised.
-        seconds: how long that phase took.
-        phase: "setup", "call" or "teardown": the phase that decided. A case that fails in teardown alone has passed
-            its body, and left something behind: a thread, a process, a variable of the environment.
+        outcome: "passed", "failed", "skipped", or "unused" for a case that passes without Footplate. error: the exception
+        that ended the case. line: the line that raised it. seconds: the duration of that phase. phase: "setup", "call" or
+        "teardown": the phase that decided. A case that fails only in teardown has passed its body, and
+            left something behind: a thread, a process, an environment variable.
     """
 
     outcome: str
@@ -42,20 +40,20 @@ class Outcome:
     line: str = ""
     seconds: float = 0.0
     phase: str = "call"
-    at: float = 0.0  # when that was, in seconds since the epoch
+    at: float = 0.0  # the time of the outcome, in seconds since the epoch
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What all files of a run share.
+    """Settings that all files of a run share.
 
     Attributes:
-        suite: whose files.
+        suite: the suite.
         work: the folder of the run.
-        mark: of all processes of the run.
+        mark: the mark of all processes of the run.
         chosen: a file with the cases to run; None for all.
-        until: when the run must have ended, by `time.monotonic`.
-        file_s: after how long a file's run is ended.
+        until: the time limit of the run, by `time.monotonic`.
+        file_s: the time limit of a file's run.
         stopping: set when no other file may begin.
     """
 
@@ -80,13 +78,13 @@ def run(
     """Run files of a suite.
 
     Args:
-        suite: whose.
+        suite: the suite.
         archives: the folder of archives.
         files: test files, relative to the suite's tests.
         wanted: the only cases to run; None for all.
-        workers: how many files run at a time.
-        file_s: after how long a file's run is ended; cases that haven't ended are then missing.
-        until: when all must have ended, by `time.monotonic`; the files that are left don't run.
+        workers: the number of files that run at a time.
+        file_s: the time limit of a file's run; unfinished cases are then missing.
+        until: the time limit of the whole run, by `time.monotonic`; the remaining files don't run.
     """
     mark = uuid.uuid4().hex
     stopping = threading.Event()
@@ -141,7 +139,7 @@ def _unpack(suite: Suite, archives: Path, to: Path) -> None:
 
 
 def _run_file(job: _Job, file: str) -> dict[str, Outcome]:
-    """One file, on as many ranks as the suite has; a case has passed if it has on all of them."""
+    """Run one file on all ranks of the suite. A case has passed if it has passed on all of them."""
     suite = job.suite
     limit_s = min(job.file_s, job.until - time.monotonic())
     if job.stopping.is_set():
@@ -218,7 +216,7 @@ def _command(suite: Suite, work: Path, file: str, base: Path) -> list[str]:
 
 
 def _place_of(ranks: int, rank: int, port: int) -> dict[str, str]:
-    """The environment of a rank, by torchrun's names and by Horovod's."""
+    """Environment variables of a rank, with torchrun's names and with Horovod's."""
     if ranks == 1:
         return {}
     size = str(ranks)
@@ -229,7 +227,7 @@ def _place_of(ranks: int, rank: int, port: int) -> dict[str, str]:
 
 
 def _await(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> bool:
-    """Wait for the processes; False if one hasn't ended within the limit."""
+    """Wait for the processes. Return False if one hasn't ended within the limit."""
     until = time.monotonic() + limit_s
     for process in processes:
         try:
@@ -240,7 +238,7 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], limit_s: float) -> bool
 
 
 def _read_results(path: Path) -> dict[str, Outcome]:
-    """The first phase of each case that failed, or its body."""
+    """Outcome of each case: the first phase that failed, or else its body."""
     found: dict[str, Outcome] = {}
     for line in path.read_text().splitlines(keepends=True):
         if not line.endswith("\n"):  # the process was ended while it wrote
@@ -256,7 +254,7 @@ def _read_results(path: Path) -> dict[str, Outcome]:
 
 
 def _merged(ranks: Sequence[Mapping[str, Outcome]]) -> dict[str, Outcome]:
-    """What became of each case on all ranks: the worst; of failures the earliest, which is the cause of the others."""
+    """Combined outcome of each case over all ranks: the worst. Among failures, the earliest, which causes the others."""
     severity = ("passed", "skipped", "unused", "failed")
     merged: dict[str, Outcome] = {}
     for case in {case for rank in ranks for case in rank}:

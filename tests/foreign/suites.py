@@ -1,4 +1,4 @@
-"""The suites: where the tests lie in their archives, how they are started, which of them run in CI."""
+"""The suites: the folders of tests in their archives, how they start, and the files that run in CI."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SUITES = {
                 "test_reader.py",
             ),
             plugin="foreign_petastorm",
-            case_s=300.0,  # the first case of a file starts Spark and writes its table
+            case_s=300.0,  # the first case of a file also starts Spark and writes its table
         ),
         Suite(
             "lightning",

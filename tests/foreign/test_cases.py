@@ -1,4 +1,4 @@
-"""The lists of foreign cases are well-formed, refer to what the pages say, and notice what changes."""
+"""The lists of foreign cases: well-formed, with references that match the pages, and compared with outcomes correctly."""
 
 from __future__ import annotations
 

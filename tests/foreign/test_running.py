@@ -1,4 +1,4 @@
-"""The runner says what became of each case, and leaves no process behind. The suites are made here, of a few lines."""
+"""The runner reports the outcome of each case, and leaves no process behind. The suites here have a few lines each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from foreign.suites import SUITES, Suite
 
 TESTS = Path(__file__).parent.parent
 
-# A case that starts a process in a session of its own, writes down its number, and then waits.
+# A case that starts a process in a session of its own, writes its id to a file, and then waits.
 LEAVES_A_PROCESS = """
 import os, subprocess, sys, time
 def test_waits():
@@ -40,7 +40,7 @@ def make_suite(folder: Path, text: str, **settings: object) -> Suite:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has waited for doesn't."""
+    """Return True if a process runs. A zombie doesn't."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -139,7 +139,7 @@ def test_files_that_the_time_for_the_whole_leaves_out_did_not_run(tmp_path, caps
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """A suite "made" of two cases, whose list a test writes."""
+    """A suite "made" of two cases, with a list that a test writes."""
     suite = make_suite(tmp_path, "def test_a(): pass\ndef test_b(): raise ValueError('wrong')")
     monkeypatch.setitem(SUITES, "made", suite)
     monkeypatch.setattr(cases, "FOLDER", tmp_path)

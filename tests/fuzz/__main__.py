@@ -1,8 +1,9 @@
-"""Draw random training programs for some minutes, and say how many were run and which ways of running them differ.
+"""Draw random training programs for some minutes. Report the number of programs, and the ways of running that differ.
 
     python -m fuzz --minutes 60        in tests/
 
-The last line counts both. Ends with 1 if anything differs; the smallest program of each kind of difference is printed.
+The last line has both counts. The exit code is 1 if anything differs. The smallest program of each kind of difference is
+printed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> int:
 
 
 def _round(test: Any, number: int, end: float) -> int:
-    """Run one property on some programs; returns how many were run."""
+    """Test one property on some programs. Return the number of programs."""
     count = 0
 
     @seed(number)

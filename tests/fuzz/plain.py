@@ -1,4 +1,4 @@
-"""A plain loop: a training as docs/guide/training.md describes it, with torch alone, for programs that draw nothing."""
+"""A plain loop: training as docs/guide/training.md describes it, in torch only, for programs without random draws."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16}
 
 @dataclass
 class Outcome:
-    """What a way of running a program found."""
+    """The results of one way of running a program."""
 
     weights: dict[str, Tensor]
     losses: list[float] = field(default_factory=list)  # of each batch
     rates: list[float] = field(default_factory=list)  # the first group's, in each batch
     validations: list[int] = field(default_factory=list)  # the optimizer steps taken before each
-    metrics: dict[str, float] = field(default_factory=dict)  # by their names, the latest
+    metrics: dict[str, float] = field(default_factory=dict)  # the latest value of each name
 
 
 class Loop:
@@ -40,7 +40,7 @@ class Loop:
         self.steps = 0
 
     def run(self) -> Outcome:
-        """Train for as long as the program says."""
+        """Train as long as the program says."""
         for epoch in range(self.program.max_epochs):
             if self.done():
                 break
@@ -69,7 +69,7 @@ class Loop:
                 break
         self.log(logged)
         if index + 1 < total:
-            return  # stopped inside the epoch, which can be taken up again
+            return  # stopped inside the epoch, which a later run can continue
         if self.scheduler is not None and program.schedule == "plateau":
             self.scheduler.step(found.metrics["val"])
         elif self.scheduler is not None and program.schedule == "epoch":

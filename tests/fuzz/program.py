@@ -1,7 +1,7 @@
-"""A random training program: what hypothesis draws, and the module, loaders and arguments that it stands for.
+"""A random training program: the values that hypothesis draws, and the module, loaders and arguments made from them.
 
-One `Program` is run in many ways (by a plain loop, by Footplate, cut off and resumed, on two ranks, by XLA, by Lightning),
-and every way must find the same losses, learning rates, metrics and weights.
+One `Program` runs in many ways (in a plain loop, with Footplate, interrupted and resumed, on two ranks, with XLA, with
+Lightning). Every way must give the same losses, learning rates, metrics and weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Program:
-    """See the module's docstring. Fields with Lightning's names mean what they do there."""
+    """The drawn values of a program. Fields with Lightning's names have Lightning's meaning."""
 
     seed: int
     rows: int
@@ -42,7 +42,7 @@ class Program:
     dropout: bool
     frozen_until: int  # the epoch in which the first layer begins to learn
     optimizer: str
-    groups: bool  # the last layer has a group of its own, with another learning rate
+    groups: bool  # the last layer has a parameter group of its own, with another learning rate
     schedule: str  # "", "step", "epoch", "plateau" (by the validation loss)
     manual: bool
     returns: str  # "tensor", "dict", "loss_sum", or "some None": every third batch is skipped
@@ -60,25 +60,25 @@ class Program:
     data: str  # "batches" (a list), "loader", "shuffled", "table"
 
     def train_batches(self) -> int:
-        """How many batches of an epoch are trained on."""
+        """Number of training batches in an epoch."""
         count = -(-self.rows // self.batch_size)
         return count if self.limit_train_batches is None else min(count, self.limit_train_batches)
 
 
 def tensors(rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows to learn from: features (rows, FEATURES) and classes (rows,); class -1 counts for nothing with "loss_sum"."""
+    """Training rows: features (rows, FEATURES) and classes (rows,). With "loss_sum", class -1 is ignored."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, FEATURES, generator=generator), torch.randint(0, CLASSES, (rows,), generator=generator)
 
 
 def batches(program: Program, rows: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Rows in their order, in batches."""
+    """All rows in order, in batches."""
     x, y = tensors(rows, seed)
     return list(zip(x.split(program.batch_size), y.split(program.batch_size), strict=True))
 
 
 def loaders(program: Program) -> tuple[Any, Any]:
-    """What `fit` is given: training and validation loaders."""
+    """The training and validation loaders for `fit`."""
     val = DataLoader(TensorDataset(*tensors(program.val_rows, 1)), program.batch_size) if program.val_rows else None
     x, y = tensors(program.rows, 0)
     if program.data == "batches":
@@ -101,7 +101,7 @@ def network(program: Program) -> nn.Sequential:
 
 
 def loss_of(program: Program, net: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """The loss of each row and its weight, which is 0 for some rows where the step returns sums."""
+    """The loss of each row and its weight. The weight is 0 for some rows if the step returns sums."""
     x, y = unpacked(batch)
     losses = nn.functional.cross_entropy(net(x), y, reduction="none")
     weights = (y + 1).to(losses.dtype) if program.returns == "loss_sum" else torch.ones_like(losses)
@@ -112,9 +112,9 @@ def module(program: Program, base: type = fp.Module, quiet: bool = False) -> Any
     """The program's module.
 
     Args:
-        program: what it does.
-        base: the class that it inherits from: Footplate's or Lightning's.
-        quiet: without notes of its own, which a captured step can't take.
+        program: the drawn values.
+        base: the base class: Footplate's or Lightning's.
+        quiet: record nothing, because a captured step can't.
     """
 
     class Drawn(base):  # type: ignore[misc]
@@ -179,7 +179,7 @@ def module(program: Program, base: type = fp.Module, quiet: bool = False) -> Any
 
 
 def configured(program: Program, net: nn.Sequential) -> Any:
-    """What `configure_optimizers` returns."""
+    """The return value of `configure_optimizers`."""
     first = [parameter for layer in net[:-1] for parameter in layer.parameters()]
     last = list(net[-1].parameters())
     parameters = [{"params": first}, {"params": last, "lr": 0.03}] if program.groups else [*first, *last]
@@ -194,7 +194,7 @@ def configured(program: Program, net: nn.Sequential) -> Any:
 
 
 def arguments(program: Program, root: Path) -> dict[str, Any]:
-    """The trainer's arguments, which Footplate and Lightning both take."""
+    """The trainer's arguments, which Footplate and Lightning both accept."""
     clips = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": program.clip} if program.clip else {}
     return {
         "accelerator": "cpu",
@@ -218,7 +218,7 @@ def arguments(program: Program, root: Path) -> dict[str, Any]:
 
 @st.composite
 def programs(draw: Any, **fixed: Any) -> Program:
-    """Programs that make sense; `fixed` fields have one value in all of them."""
+    """Valid programs. `fixed` fields have one value in all of them."""
 
     def one_of(name: str, *values: Any) -> Any:
         return fixed[name] if name in fixed else draw(st.sampled_from(values), label=name)

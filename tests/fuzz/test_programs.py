@@ -1,10 +1,10 @@
 """Random training programs, each run in several ways that must agree.
 
     plain loop, written out from the documentation      bit for bit
-    cut off anywhere and resumed                         bit for bit
+    interrupted anywhere and resumed                     bit for bit
     two ranks, XLA, Lightning                            to rounding
 
-`make fuzz` draws other programs than the suite does, for as long as it is told to (`fuzz/__main__.py`).
+`make fuzz` draws other programs than the suite does, for a given time (`fuzz/__main__.py`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def outcome(model: Any, trainer: Any) -> Outcome:
 
 
 def trained(program: Program, root: Path, quiet: bool = False, **given: Any) -> Outcome:
-    """A program as Footplate runs it."""
+    """Run a program with Footplate."""
     model = module(program, quiet=quiet)
     trainer = fp.Trainer(**{**arguments(program, root), "seed": program.seed, **given})
     trainer.fit(model, *loaders(program))
@@ -85,11 +85,11 @@ def test_a_program_does_what_the_plain_loop_does(program: Program) -> None:
 
 
 class Cut(Exception):
-    """Ends a run in the midst of it."""
+    """Ends a run in the middle."""
 
 
 class CutsOff(fp.Callback):
-    """Raises in one of its hooks, when that has been called often enough."""
+    """Raises in one of its hooks, after a given number of calls."""
 
     def __init__(self, hook: str, count: int) -> None:
         self.left = count

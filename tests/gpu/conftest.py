@@ -1,4 +1,4 @@
-"""The same trainers as elsewhere, on CUDA, with deterministic algorithms."""
+"""Quiet trainers on CUDA, with deterministic algorithms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is promised on CUDA, for a machine that has it: `make gpu`. Elsewhere this folder is not collected.
+"""Tests of CUDA, for a machine with a GPU: `make gpu`. Elsewhere this folder is not collected.
 
 The cases of exact resume and of precisions are those of the CPU, run again with this folder's trainers.
 """
@@ -37,7 +37,7 @@ def test_a_checkpoint_continues_on_another_kind_of_device(first, then, trainer):
 
 
 class Watched(fp.Callback):
-    """Asks CUDA to warn whenever the host waits for it."""
+    """Makes CUDA warn whenever the host waits for it."""
 
     def on_train_start(self, trainer, pl_module):
         torch.cuda.set_sync_debug_mode("warn")

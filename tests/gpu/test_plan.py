@@ -1,4 +1,4 @@
-"""What a plan foretells of a GPU, beside what training on it finds.
+"""A plan's predictions for a GPU, beside the measurements of a training on it.
 
 Written without a machine to try them on: not run yet.
 """
@@ -54,7 +54,7 @@ def attention() -> tuple[nn.Module, torch.Tensor]:
 
 
 class Clock(fp.Callback):
-    """Seconds of each step, with the device waited for."""
+    """Seconds of each step, including the wait for the device."""
 
     def __init__(self) -> None:
         self.at: list[float] = []

@@ -1,4 +1,4 @@
-"""Batches that are copied to a GPU ahead of the step: beside its work, in time, and into memory that nobody still reads.
+"""Batches that are copied to a GPU before their step: concurrently, in time, and into memory that no kernel still reads.
 
 Written without a machine to try them on: not run yet.
 """
@@ -40,7 +40,7 @@ def test_losses_and_weights_are_bit_for_bit_those_of_copies_at_the_step(source, 
 
 
 def spin(seconds: float) -> None:
-    """Keep the GPU busy; the host goes on."""
+    """Keep the GPU busy. The host goes on."""
     torch.cuda._sleep(int(seconds * cycles_per_second()))
 
 
@@ -73,7 +73,7 @@ class Opaque:
 @pytest.mark.parametrize("kind", [lambda numbers: numbers, Held, Opaque], ids=["tensor", "dataclass", "opaque"])
 @pytest.mark.parametrize("pinned", [True, False])
 def test_no_batch_is_written_over_while_the_gpu_still_reads_it(kind, pinned):
-    """The host drops each batch long before the GPU has come to it."""
+    """The host drops each batch long before the GPU reads it."""
 
     def source() -> Iterator[Any]:
         for number in range(40):

@@ -1,4 +1,4 @@
-"""Several devices in one process, on CUDA: on all GPUs there are, or with two copies on one.
+"""Several devices in one process, on CUDA: on all GPUs, or with two replicas on one.
 
 Written without a machine to try them on: not run yet.
 """

@@ -1,4 +1,4 @@
-"""The answers of a driver, from a library NVML that is compiled for the test and found in place of the driver's."""
+"""Answers of a driver, from an NVML library that is compiled for the test and replaces the driver's."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def library(tmp_path_factory):
 
 
 def ask(folder, expression, **environ):
-    """The value of an expression over `nvml` in a process whose NVML is in `folder`; an NvmlError as its text."""
+    """Evaluate an expression over `nvml` in a process whose NVML is in `folder`; an NvmlError is returned as its text."""
     script = f"""
 import dataclasses, json
 from footplate.hardware import nvml

@@ -13,7 +13,7 @@ PLUGIN = Path(__file__).parent / "plugin"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """A directory with the package installed in it, as pip does it."""
+    """A directory with the package installed in it by pip."""
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", "--no-index", "--no-build-isolation", "--target", target, PLUGIN], check=True)
@@ -22,7 +22,7 @@ def installed(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(installed, tmp_path):
-    """Run a script with the package importable; returns what it prints, read as JSON."""
+    """Run a script that can import the package. Return its output, parsed as JSON."""
 
     def run(script: str):
         environ = {**os.environ, "PYTHONPATH": str(installed)}

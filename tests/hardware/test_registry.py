@@ -8,7 +8,7 @@ from footplate.hardware.registry import accelerators, choose_auto, get_accelerat
 
 
 class Away(CPU):
-    """An accelerator whose hardware is not here."""
+    """An accelerator whose hardware is absent."""
 
     name = "away"
 

@@ -1,4 +1,4 @@
-"""The `tpu` device of torch itself, as far as a machine without a TPU tells."""
+"""torch's own `tpu` device, as far as a machine without a TPU can test it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which TPU a machine says it has: variables, a metadata server on loopback, the older form; and what can't be so."""
+"""Detection of the TPU: variables, a metadata server on loopback, the older form; and contradictions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ V5E_16 = {
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
-    """As Google's: attributes under their path, and nothing without the header."""
+    """A response like Google's: attributes under their path, and none without the header."""
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)

@@ -1,4 +1,4 @@
-"""What the names of TPU slices stand for."""
+"""Names of TPU slices, and their meaning."""
 
 from __future__ import annotations
 

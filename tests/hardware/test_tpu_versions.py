@@ -1,4 +1,4 @@
-"""Which versions go together, told from what packages say of each other."""
+"""Compatible versions of packages, read from their declared requirements."""
 
 from __future__ import annotations
 

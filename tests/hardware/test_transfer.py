@@ -15,7 +15,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 class Watched(torch.Tensor):
-    """Notes for each copy to a device whether it may still be under way afterwards."""
+    """Records for each copy to a device whether it may still be in progress afterwards."""
 
     copies: list[bool]
 

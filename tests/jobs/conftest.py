@@ -1,4 +1,4 @@
-"""A home of the test's own, in which real jobs run: real supervisors, real processes, which are gone when the test is."""
+"""A home for each test, in which real jobs run: real supervisors and real processes, all gone after the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import Held, held
 
-PATIENCE_S = 120.0  # for what takes a second on a machine that does nothing else
+PATIENCE_S = 120.0  # for work that takes a second on an idle machine
 
 CLUSTER = """
 trainingInput:
@@ -49,7 +49,7 @@ class Net(fp.Module):
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """Wait for something that is true, and return it."""
+    """Wait until a function returns a true value, and return it."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         assert time.monotonic() < deadline, "it never happened"
@@ -58,7 +58,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether somebody has a lock now."""
+    """Return True if a process holds a lock now."""
     try:
         with held(lock):
             return False
@@ -67,17 +67,17 @@ def is_held(lock: Path) -> bool:
 
 
 class Bench:
-    """Jobs, and what tests do to them."""
+    """Jobs, and the actions of tests on them."""
 
     def __init__(self, jobs: Jobs, directory: Path) -> None:
         self.jobs = jobs
         self.directory = directory
         self.backend = "local"
-        self.options: Mapping[str, str] = {}  # of the command, by which its place is found
+        self.options: Mapping[str, str] = {}  # the options of the command that choose the backend
         self.job_dir = str(directory / "out")
 
     def program(self, source: str) -> None:
-        """Make `trainer.task` of it. It finds `place`, the directory of the test, and `until_there(name)`."""
+        """Write `trainer.task`. It can use `place`, the directory of the test, and `until_there(name)`."""
         package = self.directory / "trainer"
         package.mkdir(exist_ok=True)
         (package / "__init__.py").touch()
@@ -93,7 +93,7 @@ class Bench:
         (package / "task.py").write_text(textwrap.dedent(head) + textwrap.dedent(source))
 
     def submit(self, name: str = "my_job", args: tuple[str, ...] = (), text: str = "", **flags: str) -> tuple[str, ...]:
-        """Submit the program; `flags` have underscores for dashes."""
+        """Submit the program. `flags` have underscores for dashes."""
         from footplate.jobs.spec.draft import draft
         from footplate.jobs.spec.resolving import resolve
         from footplate.jobs.spec.yamlfile import parse
@@ -105,7 +105,7 @@ class Bench:
         return self.jobs.submit(job, self.directory / "trainer", self.backend, place)
 
     def there(self, name: str) -> Path:
-        """Wait for a file of the test's directory."""
+        """Wait for a file in the test's directory."""
         path = self.directory / name
         until(path.exists)
         return path
@@ -119,11 +119,11 @@ class Bench:
         return until(lambda: (self.jobs.store.find(name).owner or {}).get("pid"))
 
     def states(self, name: str = "my_job") -> list[str]:
-        """Where a job has been."""
+        """All states of a job so far."""
         return [str(one.target) for one in self.jobs.store.transitions(name)]
 
     def output(self, name: str = "my_job", attempt: int = 1, who: str = "master-0") -> str:
-        """What a process has written."""
+        """The output of a process."""
         return (self.jobs.home.attempt(name, attempt) / f"{who}.log").read_text()
 
 
@@ -135,7 +135,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 @contextmanager
 def a_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """A bench in a directory, for as long as it is wanted."""
+    """A bench in a directory, as a context."""
     monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FOOTPLATE_STORE", raising=False)
     monkeypatch.setenv("FOOTPLATE_CPUS", "64")

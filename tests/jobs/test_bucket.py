@@ -1,4 +1,4 @@
-"""A job whose directory is in a bucket: it is killed, and continues from the checkpoint that it has saved there."""
+"""A job whose directory is in a bucket: it is killed, and continues from its checkpoint in the bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalog's data: the guide's tables in full, each row with its source, and nothing that leads nowhere."""
+"""The catalog's data: the guide's tables in full, each row with its source, and no dead reference."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_names_lead_to_rows():
 
 
 def test_the_count_table_follows_from_the_limits():
-    """So the reason that a refusal gives is the table's own: so many vCPU and so much memory for so many GPUs."""
+    """So a refusal's reason is the table's own: the vCPU and memory limits for a number of GPUs."""
     known = catalog()
     for (name, accelerator), counts in known.counts.items():
         machine = known.machines[name]

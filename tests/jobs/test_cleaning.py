@@ -1,4 +1,4 @@
-"""Packages and environments that nobody needs any more go; those that somebody needs, or takes at that moment, stay."""
+"""Unused packages and environments are removed. Those in use, or just being taken into use, stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MONTH_S = 30 * 86400.0
 
 
 def age(path: Path, unused_s: float = 2 * MONTH_S) -> None:
-    """Make it as old as what nobody has used for so long."""
+    """Make a file old enough to be removed as unused."""
     then = time.time() - unused_s
     os.utime(path, (then, then))
 
@@ -47,7 +47,7 @@ def home(project: Project) -> Home:  # noqa: F811
 
 
 def has(home: Home, name: str, state: State, digest: str) -> Job:
-    """A job with this package, as submitting leaves it."""
+    """Add a job with this package, as a submission does."""
     home.job(name).mkdir(parents=True)
     (home.job(name) / cleaning.PACKAGE).write_text(digest)
     return Job(name, state, 1.0, 1.0, machine.host())

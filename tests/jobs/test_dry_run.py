@@ -1,4 +1,4 @@
-"""What a dry run accepts, a submission accepts, and what it refuses, a submission refuses with the same words."""
+"""A dry run and a submission accept the same jobs, and refuse the others with the same words."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAGS = ((), ("--async",), ("--format", "json"), ("--async", "--stream-logs"), (
 
 
 def make(root: Path, parts: frozenset[str]) -> None:
-    """A project with `trainer`, links to packages elsewhere, and what may be wrong with a package."""
+    """A project with `trainer`, links to packages elsewhere, and possible defects of a package."""
     for package in (root / "project" / "trainer", root / "elsewhere" / "code"):
         package.mkdir(parents=True)
         for name in ("__init__.py", "task.py", "left_out.py"):
@@ -60,7 +60,7 @@ def make(root: Path, parts: frozenset[str]) -> None:
 
 
 def submit(*argv: str) -> str:
-    """Why a command line is refused; empty when it isn't."""
+    """The reason why a command line is refused; empty if it is accepted."""
     try:
         assert jobs_submit.run(jobs_submit.parser().parse_args(list(argv)), []) == 0
     except FootplateError as error:

@@ -1,4 +1,4 @@
-"""examples/trainer, as a plain program: it trains, is cut off, goes on, and leaves a model that needs nothing else."""
+"""examples/trainer as a plain program: it trains, is interrupted, continues, and leaves a self-contained model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def start(job_dir: Path, epochs: int) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> int:
-    """Wait for the program's end; returns how many steps it trained in all."""
+    """Wait for the program's end. Return the total number of steps that it trained."""
     out = process.communicate(timeout=200)[0]
     assert process.returncode == 0, out
     found = re.search(r"val_acc (\S+) after (\d+) steps", out)

@@ -1,4 +1,4 @@
-"""What the ends of processes mean for an attempt, wherever they run."""
+"""Meaning of process exits for an attempt, on any backend."""
 
 from __future__ import annotations
 

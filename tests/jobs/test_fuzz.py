@@ -1,4 +1,4 @@
-"""Whatever a spec or a command line says, the answer is a job, or one message: never a traceback."""
+"""Any spec and any command line give a job or one message, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters and orders of lists, in gcloud's words."""
+"""Filters and sort orders of lists, in gcloud's syntax."""
 
 from __future__ import annotations
 

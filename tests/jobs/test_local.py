@@ -1,4 +1,4 @@
-"""The small parts of running jobs here: who a process is, who holds a lock, what a job gets of machine and shell."""
+"""Small parts of local jobs: process identity, lock holders, and a job's share of machine and shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes write: kept in a row of files, read while it grows, nothing lost and nothing twice."""
+"""Output of processes: kept in a series of files, read while it grows, nothing lost and nothing twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pieces = st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=30)
 
 
 def rest(reader: Reader) -> bytes:
-    """All that is to be read."""
+    """Read all remaining output."""
     return b"".join(iter(reader.read, b""))
 
 

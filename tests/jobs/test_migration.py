@@ -1,4 +1,4 @@
-"""A config.yaml for today's machines: nothing else in it changes."""
+"""Migration of a config.yaml to current machine types. Nothing else in the file changes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_not_rewritten():
 
 @st.composite
 def specs(draw: st.DrawFn) -> dict[str, Any]:
-    """A cluster of legacy machine types, or of machine types with accelerators that may be gone."""
+    """A cluster of legacy machine types, or of machine types with accelerators that may be retired."""
     legacy = draw(st.booleans())
     spec: dict[str, Any] = {"scaleTier": "CUSTOM"} if draw(st.booleans()) else {}
     for role in ["master", *draw(st.lists(st.sampled_from(["worker", "parameterServer", "evaluator"]), unique=True))]:

@@ -1,4 +1,4 @@
-"""Names stay in their folder, and nothing can be taken for an option or mean something to a shell."""
+"""Names stay in their folder, and none can be taken for an option or has a meaning to a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jobs submit` starts the supervisor before there is a job: the job is the same, and no process is left."""
+"""`jobs submit` starts the supervisor before the job exists: the job is the same, and no process is left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def command(name: str, *options: str) -> list[str]:
 
 
 def reserves(directory: Path) -> list[int]:
-    """The processes that wait for a job of this home."""
+    """Processes that wait for a job of this home."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

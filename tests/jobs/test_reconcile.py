@@ -1,4 +1,4 @@
-"""What a sweep, and a deletion, do with jobs as the store has them: no supervisor is started here."""
+"""Effects of reconciling and deleting on jobs in the store. No supervisor starts here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jobs.conftest import is_held
 
 
 class Watched(Store):
-    """A store that notes whether a lock was held when a job was changed."""
+    """A store that records whether a lock was held when a job changed."""
 
     def __init__(self, home: Home, lock: Path) -> None:
         super().__init__(open_store(home)._database)
@@ -129,7 +129,7 @@ def test_output_that_is_deleted_while_it_is_followed_has_ended(home: Home):
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The jobs that sweeps start; their supervisors are not."""
+    """Jobs that reconciling starts, without their supervisors."""
     names: list[str] = []
     monkeypatch.setattr("footplate.jobs.supervision.reconcile._spawn", lambda home, store, job: names.append(job.name))
     return names
@@ -158,7 +158,7 @@ def test_a_job_whose_machine_is_lost_is_cancelled_without_it_and_can_be_deleted(
     jobs = Jobs(home, store)
     for state in (State.PREPARING, State.RUNNING, State.CANCELLING):
         store.add(job(state.lower(), state, host="gone"))
-        assert jobs.cancel(state.lower()) == State.CANCELLING  # which nobody ends
+        assert jobs.cancel(state.lower()) == State.CANCELLING  # no supervisor ends it
         assert jobs.cancel(state.lower(), machine_lost=True) == State.CANCELLED
         assert jobs.wait(state.lower()).cause == "cancelled by the user, as its machine gone is lost"
         jobs.delete(state.lower())

@@ -1,4 +1,4 @@
-"""No secret of the environment is in what a job writes, or in what leaves the server."""
+"""Secrets of the environment appear neither in a job's output nor in the server's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replicas are told of each other: the variables themselves, and programs that find their cluster by them."""
+"""Variables that tell replicas about each other, and programs that find their cluster by them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_ranks_of_any_cluster_are_a_world(worker, server, evaluator, hosts):
 
 
 def run(resolved: ResolvedJob, command: list[str], **options) -> Iterator[tuple[ReplicaProcess, str]]:
-    """Run a command in every replica of a job, to its end; each replica's output."""
+    """Run a command in every replica of a job, to its end. Return each replica's output."""
     rendezvous, *ports = [free_port() for _ in range(1 + len(replica_ids(resolved)))]
     replicas = processes(resolved, [f"127.0.0.1:{port}" for port in ports], f"127.0.0.1:{rendezvous}", 0, None)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

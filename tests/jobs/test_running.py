@@ -1,4 +1,4 @@
-"""Jobs that run on this machine, with real supervisors and processes, which are killed."""
+"""Jobs on this machine, with real supervisors and processes, which are killed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_supervisor_that_cannot_sweep_looks_after_its_job_all_the_same(bench: 
     bench.there("began")
     lock, log = bench.jobs.home.root / "sweep.lock", bench.jobs.home.job("my_job") / "supervisor.log"
     lock.rename(lock.with_suffix(".away"))
-    lock.mkdir()  # as a table of files that is full, or processes that can't be started
+    lock.mkdir()  # fails like a full file table, or like processes that can't start
     until(lambda: "Is a directory" in log.read_text())
     lock.rmdir()
     (bench.directory / "go").touch()
@@ -497,7 +497,7 @@ TRAINS = NET + textwrap.dedent(
 
 
 def curve(bench: Bench, attempt: int) -> dict[str, str]:
-    """The loss of each step, as TRAINS writes it."""
+    """The loss of each step, as written by TRAINS."""
     return dict(re.findall(r"^(\d+) (\S+)$", bench.output(attempt=attempt), re.MULTILINE))
 
 

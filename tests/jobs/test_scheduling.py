@@ -1,4 +1,4 @@
-"""Who begins now: never more than there is, everybody some day, by priority and age."""
+"""Scheduling: never more jobs than the machine holds, every job eventually, by priority and age."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A job's spec: the guide's examples, flags over the file, scale tiers, and every problem at once with its line.
 
-The guide's own text was not at hand. Its two example configurations and two example command lines are rebuilt from what
-the mission says of them (rows D1 to D3): legacy machine types in a file; machine types with attached GPUs in a file and as
-flags; the program's arguments after an empty `--`.
+The guide's own text was not available. Its two example configurations and two example command lines are reconstructed from
+their description in the mission (rows D1 to D3): legacy machine types in a file; machine types with attached GPUs in a file
+and as flags; the program's arguments after an empty `--`.
 """
 
 from __future__ import annotations

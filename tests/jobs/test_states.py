@@ -1,4 +1,4 @@
-"""Which state may follow which."""
+"""Allowed transitions between states."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ HERE = "this_machine"
 
 
 class Server:
-    """A PostgreSQL server in a directory of its own; as root it runs as `nobody`, since it refuses root."""
+    """A PostgreSQL server in a directory of its own. As root it runs as `nobody`, because it refuses root."""
 
     def __init__(self, directory: Path) -> None:
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
@@ -59,7 +59,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with tempfile.TemporaryDirectory() as directory:  # not pytest's, which nobody but its own user may enter
+    with tempfile.TemporaryDirectory() as directory:  # pytest's directory is closed to other users
         made = Server(Path(directory))
         yield made
         made.stop()
@@ -67,7 +67,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.engine)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
-    """A function that connects to one store anew each time."""
+    """A function that opens a new connection to one store at each call."""
     if request.param == "sqlite":
         return lambda: open_store(Home(tmp_path))
     return request.getfixturevalue("postgres")
@@ -75,7 +75,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store
 
 @pytest.fixture
 def postgres(server: Server, tmp_path: Path) -> Callable[[], Store]:
-    """A function that connects to one database of the server."""
+    """A function that opens connections to one database of the server."""
     import psycopg
 
     port = server.port
@@ -218,7 +218,7 @@ def test_stores_are_opened_at_once_for_the_first_time(opened: Callable[[], Store
 
 def test_a_file_that_another_is_about_to_write_is_waited_for_by_who_opens_it_first(tmp_path: Path):
     other = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")  # SQLite tells this to whoever asks for a write-ahead log, without waiting
+    other.execute("BEGIN IMMEDIATE")  # SQLite refuses a write-ahead log at once, without waiting
     ends = threading.Timer(0.3, other.close)
     ends.start()
     open_store(Home(tmp_path)).add(job())
@@ -258,7 +258,7 @@ def test_only_what_has_ended_is_deleted_and_then_nothing_is_left(store: Store):
 
 
 def between(store: Store, statement: str, happens: Callable[[], object]) -> None:
-    """Let something happen once in a store's next transactions, just before a statement that begins so."""
+    """Run a function once in a store's next transactions, just before a statement with this beginning."""
     database = store._database
     execute, due = database._execute, [happens]  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -1,4 +1,4 @@
-"""A supervisor whose store is away, or slow, or says that its job is being cancelled: in the test's own process."""
+"""A supervisor whose store is unavailable, or slow, or reports a cancellation: in the test's own process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jobs.conftest import Bench, until
 
 
 class Watched(Store):
-    """A store that counts questions, notes what is written, and takes nothing while a file lacks."""
+    """A store that counts reads, records writes, and refuses writes while a file is missing."""
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(open_store(bench.jobs.home)._database)
@@ -147,7 +147,7 @@ def test_a_reconcile_pass_that_takes_long_does_not_keep_a_supervisor_from_its_jo
 
 @dataclass
 class Elsewhere:
-    """An attempt at a service that waits there until it is told to end, and then does so, in its own way."""
+    """An attempt at a service: it waits until it is told to end, and then ends in its own way."""
 
     succeeds: bool
     running: bool = False

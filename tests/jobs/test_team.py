@@ -56,7 +56,7 @@ def test_a_program_runs_on_while_the_server_is_away(team: Bench, server: Server)
 
 
 def test_a_server_that_has_vanished_is_not_waited_for_longer_than_a_moment(team: Bench):
-    """As when its machine is switched off, after which nothing comes any more, not even a refusal."""
+    """The situation after its machine was switched off: no packet arrives any more, not even a refusal."""
     connection = team.jobs.store._database._connection  # pyright: ignore[reportAttributeAccessIssue]
     with socket.socket(fileno=os.dup(connection.fileno())) as wire:
         assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == VANISHED_MS <= 1000 * supervisor.GRACE_S

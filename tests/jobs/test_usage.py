@@ -1,4 +1,4 @@
-"""How busy a job keeps the machine."""
+"""A job's use of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine takes, why it doesn't take more, and what is near; where accelerators are; how names are found."""
+"""Capacity of machine types, reasons of refusals with near alternatives, regions of accelerators, and lookup of names."""
 
 from __future__ import annotations
 

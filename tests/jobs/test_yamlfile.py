@@ -1,4 +1,4 @@
-"""config.yaml: lines, texts of numbers, and what is refused before it can do harm."""
+"""config.yaml: lines, the text of numbers, and dangerous contents that are refused."""
 
 from __future__ import annotations
 

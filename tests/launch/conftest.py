@@ -17,13 +17,13 @@ from footplate.launch import Restarts, fork_server_pool
 
 @pytest.fixture
 def quick() -> Restarts:
-    """Restarts that don't let a test wait."""
+    """A restart policy without long waits."""
     return Restarts(peers_grace_s=0.3, max_delay_s=0.1)
 
 
 @pytest.fixture
 def quick_but_patient() -> Restarts:
-    """The same for ranks that all end without being killed, each in its own time."""
+    """A restart policy without long waits, for ranks that all end by themselves at different times."""
     return Restarts(peers_grace_s=60, max_delay_s=0.1)
 
 

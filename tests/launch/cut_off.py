@@ -1,4 +1,4 @@
-"""A training that notes its steps, so that one that was cut off can be compared with one that wasn't."""
+"""A training that records its steps, so that an interrupted training can be compared with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def train(directory: Path, pause_s: float) -> int:
 
 
 def steps(directory: Path, rank: int) -> list[list[str]]:
-    """The notes of a rank: for each step the attempt, the number and the loss."""
+    """Records of a rank: for each step the attempt, the number and the loss."""
     file = Path(f"{directory}.{rank}.steps")
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     return [line.split() for line in lines if line.endswith("\n")]

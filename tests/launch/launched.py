@@ -1,4 +1,4 @@
-"""Programs that launch, to be killed in every way."""
+"""Programs that launch workers, for tests that kill them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Program:
         )  # fmt: skip
 
     def read_until(self, *words: str) -> str:
-        """Its output, up to the line by which all `words` have come."""
+        """Read the output up to the line after which all `words` have appeared."""
         text = ""
         while not all(word in text for word in words):
             line = self.process.stdout.readline()
@@ -34,11 +34,11 @@ class Program:
         return text
 
     def family(self) -> list[psutil.Process]:
-        """All processes below it."""
+        """All descendants of the process."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self, within_s: float = 60) -> tuple[int, str]:
-        """Wait for its end, at most `within_s` after that of its output; return the exit code and the remaining output."""
+        """Wait for its end, at most `within_s` after that of its output. Return the exit code and the remaining output."""
         rest = self.process.stdout.read()
         return self.process.wait(within_s), rest
 

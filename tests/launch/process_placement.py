@@ -1,4 +1,4 @@
-"""A placement without an engine: each agent is a process of this machine, and stands for a machine of a cluster."""
+"""A placement without an engine: each agent is a process of this machine, in place of a machine of a cluster."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from footplate.launch.cluster.placement import Lost
 
 
 def rank() -> int:
-    """The rank of the worker that calls this."""
+    """The rank of the calling worker."""
     return int(os.environ["RANK"])
 
 
 def agent() -> int:
-    """The process id of the agent that runs the worker that calls this."""
+    """The process id of the agent of the calling worker."""
     import psutil
 
     return psutil.Process().parent().ppid()

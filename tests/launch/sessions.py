@@ -1,4 +1,4 @@
-"""Spark sessions with real executors, and how to tell what is Spark's own among the processes that it has started."""
+"""Spark sessions with real executors, and functions that recognise Spark's own child processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def two_executors(settings: Mapping[str, str] | None = None) -> Iterator[Any]:
 
     from footplate.launch.cluster import spark
 
-    spark.REGISTER_S = 240.0  # they are two Java processes, which take seconds on a machine that does nothing else
+    spark.REGISTER_S = 240.0  # executors are two Java processes, which take seconds even on an idle machine
     builder = SparkSession.builder.master("local-cluster[2,1,1024]")
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     here = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

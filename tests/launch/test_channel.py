@@ -24,7 +24,7 @@ def pair(trusted: bool = True) -> tuple[Channel, Channel]:
 
 
 def pass_on(sender: Channel, receiver: Channel, count: int) -> list[Message]:
-    """Have `count` messages sent and received, taking turns."""
+    """Have `count` messages sent and received in turn."""
     found: list[Message] = []
     while len(found) < count:
         sender.flush()

@@ -110,7 +110,7 @@ def test_a_killed_worker_is_started_again_by_the_agents_that_are_there(quick, sa
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_killed_agent_is_a_lost_node_and_a_new_group_is_placed(victim, quick, said, tmp_path):
-    """Agents 0 and 2 are one host group, which 0 leads; agent 1 is alone."""
+    """Agents 0 and 2 are one host group, which 0 leads. Agent 1 is alone."""
 
     def work():
         if attempt() == 0:
@@ -298,7 +298,7 @@ def test_signs_of_life_are_not_held_up_by_a_large_result(monkeypatch):
 def while_running(
     tmp_path: Path, placement: ProcessPlacement, act: Callable[[AgentCall], None], once_it_works: bool = False
 ) -> None:
-    """Do something while a launch with one worker runs, which must not mind: from its beginning, or the worker's."""
+    """Run a function while a launch with one worker runs, from its beginning or the worker's. The launch must succeed."""
     began, done = tmp_path / "began", tmp_path / "done"
 
     def acting() -> None:

@@ -1,7 +1,7 @@
 """The contract of backends: one suite, run over each.
 
-A backend is added as a parameter of the fixture, and in `BACKENDS` with a context that makes one and ends its engine. All
-machines of a backend are this one, so processes are found by their ids and files by their paths.
+To add a backend, add a parameter to the fixture, and a context in `BACKENDS` that makes a backend and ends its engine. All
+machines of a backend are this machine, so processes are found by their ids and files by their paths.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = 
 }
 ONCE = Restarts(max_restarts=0)
 ENGINE = (pytest.mark.engine, pytest.mark.slow)
-SLOTS = 2  # at least so many has each
+SLOTS = 2  # the least number of slots of each backend
 
 
 @pytest.fixture(
@@ -67,7 +67,7 @@ def backend(request) -> Iterator[Backend]:
 
 @pytest.fixture
 def pids(tmp_path):
-    """A directory in which workers leave their process ids, and a function that returns their processes."""
+    """A directory into which workers write their process ids, and a function that returns their processes."""
     place = tmp_path / "pids"
     place.mkdir()
 

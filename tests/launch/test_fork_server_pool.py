@@ -23,7 +23,7 @@ def none_before():
 
 
 def fork_server() -> int:
-    """Launch a worker; return the process that it was forked from."""
+    """Launch a worker. Return the process that it was forked from."""
     return launch(os.getppid, world_size=1)
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are killed, frozen, raise or end: found, classified, and started again."""
+"""Ranks that are killed, frozen, raise or exit: detected, classified, and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts: what follows a failure, which failure was the cause, and time that counts only while awake."""
+"""The pure parts: the decision after a failure, the choice of the cause, and time that counts only while awake."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def failure(
 
 
 def follow(restarts: Restarts, happened) -> list[tuple[State, Failure, bool, Again | GiveUp]]:
-    """Decide about one failure after another, each of a rank that is there."""
+    """Decide about one failure after another, each of a rank that exists."""
     state, decisions = State(slots=tuple(range(SIZE))), []
     for kind, which, progressed, *what in happened:
         text, passing = what or ("failed", False)
@@ -129,7 +129,7 @@ def test_an_exception_of_the_code_is_tried_again_once_unless_the_work_has_advanc
 
 def test_an_exception_of_one_slot_costs_that_slot_first_and_ends_it_when_another_raises_the_same():
     restarts = Restarts(min_world_size=1, drop_after=2)
-    decisions = follow(restarts, [("exception", 1, False)] * 9)  # of whoever is then rank 1
+    decisions = follow(restarts, [("exception", 1, False)] * 9)  # of the worker that is rank 1 in that attempt
     assert [one.slot for _, one, _, _ in decisions] == [1, 1, 2]
     assert decisions[1][-1].dropped == 1
     assert decisions[2][-1] == GiveUp(SAME_FAILURE)

@@ -1,4 +1,4 @@
-"""The supervisor killed, suspended, told to end: programs of their own, and what becomes of their workers."""
+"""The supervisor killed, suspended, or told to end: programs of their own, and the end of their workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines without a cluster's engine: which may join, which may not, and which machine has which ranks."""
+"""Machines without a cluster's engine: admission, refusal, and the ranks of each machine."""
 
 from __future__ import annotations
 

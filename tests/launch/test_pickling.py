@@ -18,7 +18,7 @@ connection = sqlite3.connect(":memory:", check_same_thread=False)
 
 
 def by_value(fn):
-    """As a script's or a notebook's: cloudpickle takes the function itself, with what it uses."""
+    """A function as in a script or a notebook: cloudpickle pickles the function itself, with the objects that it uses."""
     fn.__module__ = "__main__"
     return fn
 

@@ -31,7 +31,7 @@ V100 = {"accelerator_type:V100": 1}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes with two cores each, of which the second says that it has a V100."""
+    """Two nodes with two cores each. The second declares a V100."""
     with ray_nodes(2, resources=V100) as nodes:
         yield nodes
 

@@ -1,4 +1,4 @@
-"""Launches that ask for Ray where no cluster is. In a file of their own: while one runs here, Ray finds it."""
+"""Launches that ask for Ray without a cluster. They have a file of their own, because Ray finds any running cluster."""
 
 from __future__ import annotations
 

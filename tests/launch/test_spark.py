@@ -1,4 +1,4 @@
-"""Agents on Spark: the placement by itself, and launches through it, on a session with real executors."""
+"""Agents on Spark: the placement alone, and launches through it, on a session with real executors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One for all tests; each executor has something that it takes for a GPU, number 5."""
+    """One session for all tests. Each executor has a fake GPU, number 5."""
     gpus = tmp_path_factory.mktemp("gpus") / "discover"
     gpus.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["5"]}'\n""")
     gpus.chmod(0o755)
@@ -48,7 +48,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def no_jobs(session: Any) -> Iterator[None]:
-    """Check that no job of a test is left."""
+    """Check that a test leaves no job behind."""
     yield
     context = session.sparkContext
     until(lambda: context._jsc is None or not context.statusTracker().getActiveJobsIds())

@@ -1,4 +1,4 @@
-"""Checks of a Spark session, or of its absence, without starting one."""
+"""Checks of a present or missing Spark session, without starting one."""
 
 from __future__ import annotations
 

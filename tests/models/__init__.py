@@ -1,7 +1,7 @@
-"""LightningModules for the tests, and what watches them while they train.
+"""LightningModules for the tests, and recorders that watch them while they train.
 
 Lightning and timm import torchvision wherever it is installed. Beside a torch for the CPU, torchvision's compiled part
-can't be loaded, and its import then stops at operators that nobody has declared: declaring them is all that it needs.
+can't be loaded, and its import then fails at undeclared operators. Declaring them is enough.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""What is trained twice, under Lightning's trainer and ours: modules of the zoo with the trainer's arguments."""
+"""Cases that train under both Lightning's trainer and ours: modules of the zoo with trainer arguments."""
 
 from __future__ import annotations
 

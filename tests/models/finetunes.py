@@ -1,7 +1,7 @@
-"""Fine-tuning as people write it: a timm model and a Hugging Face model in a LightningModule, small and untrained.
+"""Typical fine-tuning code: a timm model and a Hugging Face model in a LightningModule, small and untrained.
 
-The modules follow the Databricks article (timm) and Lightning's transfer-learning page (Hugging Face), line for line but
-for the size of the network, which is built from a configuration so that nothing is downloaded.
+The modules follow the Databricks article (timm) and Lightning's transfer-learning page (Hugging Face), line for line except
+for the size of the network. It is built from a configuration, so that nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LitClassificationModel(pl.LightningModule):
 
 
 class Images(Dataset):
-    """Noise that is brighter the higher its class."""
+    """Noise images. The brightness grows with the class."""
 
     def __init__(self, rows: int = 24) -> None:
         noise = torch.randn(rows, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -139,7 +139,7 @@ class BertClassifier(pl.LightningModule):
 
 
 def sentences(rows: int = 32, batch_size: int = 8) -> DataLoader:
-    """Rows of 6 tokens, of class 1 where the first token is among the higher half; batches as tokenizers give them."""
+    """Rows of 6 tokens, with class 1 if the first token is in the upper half; batches in the form of tokenizers."""
     tokens = torch.randint(0, 50, (rows, 6), generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(tokens, (tokens[:, 0] >= 25).long()), batch_size, collate_fn=_encode)
 

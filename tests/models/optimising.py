@@ -1,4 +1,4 @@
-"""LightningModules that take optimisation, or what surrounds it, into their own hands; see `zoo` for the others."""
+"""LightningModules that control optimisation, or the code around it, themselves. `zoo` has the other modules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StopsItself(Plain):
 
 
 class WarmUp(Plain):
-    """The warm-up of Lightning's documentation: an `optimizer_step` of its own."""
+    """The warm-up of Lightning's documentation: it overrides `optimizer_step`."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         optimizer.step(closure=optimizer_closure)
@@ -44,7 +44,7 @@ class WarmUp(Plain):
 
 
 class StepsEverySecondBatch(Plain):
-    """Lightning's documentation: optimise less often, run the closure on its own otherwise."""
+    """Lightning's documentation: step less often, and run only the closure otherwise."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         if batch_idx % 2 == 0:
@@ -89,7 +89,7 @@ class FrozenPart(Plain):
 
 
 class Transfers(Plain):
-    """Changes batches on their way."""
+    """Changes batches when they are transferred."""
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return [batch[0] + 1, batch[1]]
@@ -99,7 +99,7 @@ class Transfers(Plain):
 
 
 class OnlyBatch(Plain):
-    """Steps that take the batch alone."""
+    """Steps with the batch as their only argument."""
 
     def training_step(self, batch: Any) -> Any:
         return F.cross_entropy(self(batch[0]), batch[1])
@@ -172,7 +172,7 @@ class ManualAccumulation(Plain):
 
 
 class Backbone(Plain):
-    """As BackboneFinetuning wants it."""
+    """A module in the form that BackboneFinetuning expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Unfreeze(BaseFinetuning):
 
 
 class LogsFromCallback(pl.Callback):
-    """Logs through the module and through itself, and keeps something."""
+    """Logs through the module and through itself, and has state to save."""
 
     def __init__(self) -> None:
         self.seen = 0

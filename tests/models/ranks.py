@@ -1,6 +1,6 @@
 """Several ranks for a test: real processes, forked, with torchrun's variables set.
 
-results = run(train, 2)                      # [what rank 0 returned, what rank 1 returned]
+results = run(train, 2)                      # [return value of rank 0, return value of rank 1]
 with start(train, 2) as ranks: ranks.kill(1, signal.SIGTERM); ranks.exit_codes()
 """
 
@@ -47,18 +47,18 @@ class Ranks:
             process.join()
 
     def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to one of them."""
+        """Send a signal to one rank."""
         os.kill(self.processes[rank].pid or 0, number)
 
     def exit_codes(self, timeout_s: float = 120.0) -> list[int | None]:
-        """How they ended; None for one that still runs when the time is over."""
+        """Exit codes of the ranks; None for a rank that still runs at the time limit."""
         end = time.monotonic() + timeout_s
         for process in self.processes:
             process.join(max(0.0, end - time.monotonic()))
         return [process.exitcode for process in self.processes]
 
     def results(self, timeout_s: float = 120.0) -> list[Any]:
-        """What they returned."""
+        """Return values of the ranks."""
         end = time.monotonic() + timeout_s
         found = []
         for rank, (receiving, _) in enumerate(self._pipes):
@@ -73,12 +73,12 @@ class Ranks:
 
 
 def start(function: Callable[..., Any], world: int, *args: Any, **environ: str) -> Ranks:
-    """Ranks to be entered; `function(*args)` runs in each."""
+    """Ranks as a context; `function(*args)` runs in each."""
     return Ranks(function, world, *args, **environ)
 
 
 def run(function: Callable[..., Any], world: int, *args: Any, timeout_s: float = 120.0, **environ: str) -> list[Any]:
-    """What `function(*args)` returns on each rank."""
+    """Return values of `function(*args)` on each rank."""
     with start(function, world, *args, **environ) as ranks:
         return ranks.results(timeout_s)
 

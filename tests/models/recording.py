@@ -1,8 +1,8 @@
-"""Watch a LightningModule train under Lightning's trainer or ours, and write down all that can be seen of it.
+"""Record everything visible of a LightningModule's training under Lightning's trainer or ours.
 
-`train(case, engine)` runs a `Case` and returns a `Record`: which hooks were called in which order, with which epoch and
-step in view, what loggers were told, which learning rates were used, and the final weights. Two records of one case,
-one of each engine, are then compared field by field.
+`train(case, engine)` runs a `Case` and returns a `Record`: the hooks in the order of their calls, each with the epoch and
+step that it sees; the values that loggers receive; the learning rates; and the final weights. A test compares two records
+of one case, one of each engine, field by field.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CALLBACK_HOOKS = (
 
 @dataclass(frozen=True)
 class Event:
-    """One call of one hook, with the place in the run as the module saw it."""
+    """One call of a hook, with the epoch and step that the module sees."""
 
     who: str
     name: str
@@ -55,7 +55,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Row:
-    """What a logger was told at once."""
+    """The values of one call to a logger."""
 
     metrics: tuple[tuple[str, float], ...]
     epoch: int | None
@@ -74,7 +74,7 @@ class Case:
 
 @dataclass
 class Record:
-    """All that was seen of one run."""
+    """Everything visible of one run."""
 
     events: list[Event] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
@@ -102,7 +102,7 @@ def train(case: Case, engine: str, directory: Path) -> Record:
 
 
 def evaluate(case: Case, engine: str, stage: str, directory: Path) -> tuple[Record, Any]:
-    """Run "validate", "test" or "predict" over the case's validation loaders under an engine; with what it returned."""
+    """Run "validate", "test" or "predict" over the validation loaders under an engine. Return the record and the result."""
     record = Record()
     torch.manual_seed(0)
     module = watched(case.module(), record)
@@ -113,7 +113,7 @@ def evaluate(case: Case, engine: str, stage: str, directory: Path) -> tuple[Reco
 
 
 def make_trainer(engine: str, record: Record, directory: Path, **arguments: Any) -> Any:
-    """A trainer of an engine on the CPU, that logs every step into `record` and saves nothing."""
+    """A trainer of an engine on the CPU that logs every step into `record` and saves no checkpoints."""
     arguments = {
         "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, "enable_checkpointing": False,
         "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": str(directory), **arguments,
@@ -126,7 +126,7 @@ def make_trainer(engine: str, record: Record, directory: Path, **arguments: Any)
 
 
 def watched(module: pl.LightningModule, record: Record) -> pl.LightningModule:
-    """The module, of a subclass that writes down each call of a hook or step and then does what it did before."""
+    """The module, in a subclass that records each call of a hook or step and then calls the original."""
     kind = type(module)
     names = [name for name in (*MODULE_HOOKS, *STEPS) if hasattr(kind, name)]
     module.__class__ = type(kind.__name__, (kind,), {
@@ -136,7 +136,11 @@ def watched(module: pl.LightningModule, record: Record) -> pl.LightningModule:
 
 
 def _worth(kind: type, name: str) -> bool:
-    """A hook may always be noted; a step or loader only where the module has it, or it would seem to have."""
+    """Return True if a method should be recorded.
+
+    A hook may always be recorded. A step or loader may be recorded only if the module has it: otherwise the subclass would
+    seem to define it.
+    """
     return name.startswith("on_") or getattr(kind, name) is not getattr(pl.LightningModule, name, None)
 
 
@@ -158,7 +162,7 @@ def _event(who: str, name: str, module: Any, args: tuple[Any, ...]) -> Event:
 
 
 class Watcher(pl.Callback):
-    """Writes down each call of a callback hook, and the learning rates of every step."""
+    """Records each call of a callback hook, and the learning rates of every step."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -179,7 +183,7 @@ for _name in CALLBACK_HOOKS:
 
 
 class LightningRows(LightningLogger):
-    """A Lightning logger that keeps what it is told."""
+    """A Lightning logger that records its input."""
 
     name, version = "rows", 0
 
@@ -194,11 +198,11 @@ class LightningRows(LightningLogger):
             self.record.rows.append(Row(tuple(sorted(values.items())), None if epoch is None else int(epoch)))
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is kept."""
+        """Ignore hyperparameters."""
 
 
 class Rows(fp.Logger):
-    """One of our loggers that keeps what it is told."""
+    """A Footplate logger that records its input."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -209,7 +213,7 @@ class Rows(fp.Logger):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without Lightning's tips and warnings."""
+    """A context without Lightning's tips and warnings."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "footplate")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,8 +1,8 @@
-"""What of Lightning runs on Footplate, as data. It generates docs/reference/lightning.md, and each row is tested.
+"""Support of Lightning's features in Footplate, as data. It generates docs/reference/lightning.md. A test checks each row.
 
-    supported    it does what it does in Lightning
-    different    it works, with the difference that is said
-    refused      one clear error, with what to use instead
+    supported    it works as in Lightning
+    different    it works, with the difference in the note
+    refused      one clear error, which names the alternative
 
 After a change, `python -m models.table` (in tests/) writes the tables into docs/reference/lightning.md.
 """
@@ -21,12 +21,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "reference" / "lightning.md"
 
 @dataclass(frozen=True)
 class Row:
-    """One thing of Lightning.
+    """One feature of Lightning.
 
     Attributes:
-        name: what Lightning calls it.
+        name: Lightning's name of it.
         status: "supported", "different" or "refused".
-        note: what takes its place, how it differs, or what to use instead.
+        note: the replacement, the difference, or the alternative.
     """
 
     name: str
@@ -200,17 +200,17 @@ TABLES = {
 
 
 def named(rows: tuple[Row, ...], *statuses: str) -> list[Row]:
-    """The rows of some statuses."""
+    """The rows with the given statuses."""
     return [row for row in rows if row.status in statuses]
 
 
 def ids(row: Row) -> str:
-    """What a test of a row is called."""
+    """Test ids of rows."""
     return row.name
 
 
 def render(rows: tuple[Row, ...]) -> str:
-    """What is supported as one list, and all else as a table in Markdown."""
+    """The supported features as one list, and all others as a table, in Markdown."""
     plain = ", ".join(f"`{row.name}`" for row in named(rows, "supported"))
     parts = [f"**Supported:** {plain}."] if plain else []
     others = [row for status in ("different", "refused") for row in named(rows, status)]
@@ -221,14 +221,14 @@ def render(rows: tuple[Row, ...]) -> str:
 
 
 def filled(text: str) -> str:
-    """A document with each of its tables made again."""
+    """A document with all of its tables regenerated."""
     for name, rows in TABLES.items():
         text = with_table(text, name, f"\n{render(rows)}")
     return text
 
 
 def with_table(text: str, name: str, table: str) -> str:
-    """A document with another table between `<!-- table: NAME -->` and `<!-- end -->`."""
+    """A document with a new table between `<!-- table: NAME -->` and `<!-- end -->`."""
     pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
     return pattern.sub(lambda found: f"{found.group(1)}{table}\n\n{found.group(2)}", text)
 

@@ -1,6 +1,6 @@
-"""Small LightningModules, each of which shows one thing that people do with Lightning, used by `cases`.
+"""Small LightningModules for `cases`. Each shows one typical use of Lightning.
 
-None has dropout or shuffled data: under one seed and the same batches, two engines must come to the same weights.
+None has dropout or shuffled data: with one seed and the same batches, two engines must produce the same weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def stream_loaders() -> tuple[Any, Any]:
 
 
 class Plain(pl.LightningModule):
-    """Cross-entropy with SGD; logs a loss each way."""
+    """Cross-entropy with SGD; logs a loss in each way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Adam(Plain):
 
 
 class Groups(Plain):
-    """Several parameter groups, a schedule by step, given as a dict."""
+    """Several parameter groups, and a schedule by step, given as a dict."""
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(
@@ -129,7 +129,7 @@ class OwnSchedulerStep(ByEpoch):
 
 
 class Logs(Plain):
-    """Logs in every way and from every hook that may."""
+    """Logs in every way and from every hook that allows it."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         logits = self(batch[0])
@@ -232,7 +232,7 @@ class Torchmetrics(Plain):
 
 
 class Evaluated(Plain):
-    """Tests and predicts too."""
+    """Has test and predict steps too."""
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))
@@ -246,7 +246,7 @@ class Evaluated(Plain):
 
 
 class SeveralEvaluated(Evaluated):
-    """The same over several loaders."""
+    """Has test and predict steps over several loaders."""
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))

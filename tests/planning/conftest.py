@@ -1,4 +1,4 @@
-"""Plans keep their programs in a directory of the test's own, and use JAX on the CPU."""
+"""Fixtures for plans: the program cache is in the test's own directory, and JAX uses the CPU."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A small module whose needs can be counted by hand."""
+"""A small module whose memory and operations can be counted by hand, and other models for plans."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ class Scaled(nn.Module):
 
 
 class Pair(Scaled):
-    """Answers with more than a tensor."""
+    """Returns more than one tensor."""
 
     def forward(self, x):
         return self.scale * x, 1
 
 
 class Branch(Scaled):
-    """Asks what its input's numbers are."""
+    """Branches on the values of its input."""
 
     def forward(self, x):
         return self.scale * x if x.sum() > 0 else -x
 
 
 class Total(Scaled):
-    """Answers with a single number."""
+    """Returns a single number."""
 
     def forward(self, x):
         return (self.scale * x).sum()
@@ -81,13 +81,13 @@ class Huge(nn.Linear):
 
 @dataclass
 class Settings:
-    """What `Configured` is made from."""
+    """The settings of `Configured`."""
 
     words: int = 100
 
 
 class Configured(nn.Sequential):
-    """Made as the classes of transformers are."""
+    """A model that is built from settings, as classes of transformers are."""
 
     config_class = Settings
 

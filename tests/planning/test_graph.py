@@ -1,4 +1,4 @@
-"""Arithmetic and memory counted from a graph, against numbers that can be worked out by hand."""
+"""Arithmetic and memory counted from a graph, compared with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_devices_exchange_is_the_gradients_and_what_is_logged():
 
 
 class Convolution(fp.Module):
-    """One convolution, and the mean square of what it answers."""
+    """One convolution, and the mean square of its output."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Collectives, read from programs: lines as XLA writes them, and a program that XLA has just made."""
+"""Collectives, read from programs: lines in XLA's format, and a program just compiled by XLA."""
 
 from __future__ import annotations
 

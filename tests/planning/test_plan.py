@@ -1,4 +1,4 @@
-"""Plans from the first line to the last: what is asked, what is refused, and what the compilers say."""
+"""Whole plans: requests, refusals, and the compilers' results."""
 
 from __future__ import annotations
 

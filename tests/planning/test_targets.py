@@ -1,4 +1,4 @@
-"""Names of hardware, and what they mean."""
+"""Names of hardware, and their meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study says of its figures, in sentences."""
+"""Findings of a study, in sentences."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ DATA = DataLoader(TensorDataset(torch.zeros(8, 1)), batch_size=1)  # 8 steps an 
 
 
 class Recorder(fp.Module):
-    """Notes the rate that each step is made with."""
+    """Records the rate of each step."""
 
     def __init__(self, schedule=None, lr=0.1):
         super().__init__()
@@ -60,7 +60,7 @@ SCHEDULES = {
 
 
 def used(trainer, rate: Rate | None, schedule=None) -> torch.Tensor:
-    """The rates that 16 steps were made with: (step, parameter group)."""
+    """The rates of 16 steps: (step, parameter group)."""
     module = Recorder(schedule)
     with everywhere(*([] if rate is None else [Pace(rate)])):
         trainer(enable_checkpointing=False).fit(module, DATA)

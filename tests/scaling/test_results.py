@@ -1,4 +1,4 @@
-"""What follows from the figures of a study: medians, efficiency, Amdahl's share, where adding devices stops paying."""
+"""Results derived from a study's figures: medians, efficiency, Amdahl's serial share, and the limit of useful devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def by_amdahl(share: float, k: int) -> float:
 
 
 def trained(times: dict[int, float], samples: int | None = 1000) -> tuple[Size, ...]:
-    """The sizes of a study in which each was trained once."""
+    """The sizes of a study with one training each."""
     trainings = [Training(np, 0, wall_s=time + 1, seconds=time, samples=samples) for np, time in times.items()]
     return summarise(trainings, dict.fromkeys(times, 1.0))
 

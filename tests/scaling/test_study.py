@@ -61,7 +61,7 @@ def fails_in_two():
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Runs a small study that is not logged."""
+    """Run a small study that is not logged."""
     monkeypatch.chdir(tmp_path)
     return functools.partial(fp.scale, np=[1, 2], repeat=1, experiment=None, output=tmp_path / "out")
 

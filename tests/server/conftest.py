@@ -47,7 +47,7 @@ class Server:
     headers: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """Ask; a body that is no bytes is sent as JSON. `headers` have underscores for dashes."""
+        """Send a request. A body that is not bytes is sent as JSON. `headers` have underscores for dashes."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {**JSON, **self.headers, **{key.replace("_", "-"): value for key, value in headers.items()}}
         connection = HTTPConnection(urlsplit(self.url).netloc, timeout=60)
@@ -59,7 +59,7 @@ class Server:
             connection.close()
 
     def is_in(self, state: str, name: str) -> dict[str, Any]:
-        """Wait until a job is in a state, and return it."""
+        """Wait until a job is in a state, and return the job."""
 
         def look() -> Any:
             found = self("GET", f"/api/jobs/{name}").json
@@ -70,14 +70,14 @@ class Server:
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """One home for the tests of a module, whose jobs have names of their own: a server takes a second to start."""
+    """One home for the tests of a module, because a server takes a second to start. The jobs have names of their own."""
     with pytest.MonkeyPatch.context() as patch, a_bench(tmp_path_factory.mktemp("server"), patch) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def serve(bench: Bench) -> Iterator[Callable[..., Server]]:
-    """A function that starts a server with arguments and variables; all of them are ended after the test."""
+    """A function that starts a server with arguments and variables. The servers stop after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **variables: str) -> Server:

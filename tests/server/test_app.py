@@ -1,4 +1,4 @@
-"""The application without a server: what happens to requests that end before they should."""
+"""The application without a server: requests that end too early."""
 
 from __future__ import annotations
 

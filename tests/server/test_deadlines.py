@@ -1,4 +1,4 @@
-"""A client that begins a request and doesn't end it is given up."""
+"""Time limits for clients that begin a request and don't finish it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def answer(connection: socket.socket) -> bytes:
 
 
 def all_of(connection: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
+    """All data until the server closes the connection."""
     return b"".join(iter(lambda: connection.recv(4096), b""))
 
 

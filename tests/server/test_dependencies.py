@@ -1,4 +1,4 @@
-"""Requests that wait for the same job share their looks at it."""
+"""Requests that wait for the same job share one poll of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs have recorded, as curves."""
+"""Recorded metrics of runs, as curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API against its own description: whatever fits that, or doesn't, is answered as it says, and never with a defect."""
+"""The API against its own description: any request gets an answer of the described form, and never a server error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_whatever_is_asked_is_answered_as_described(server: Server, bench: Bench
 
 
 def fuzz(operation: schemathesis.APIOperation, mode: GenerationMode) -> None:
-    """Half of the cases are about the job that is there."""
+    """Half of the cases use the existing job."""
 
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy(generation_mode=mode))

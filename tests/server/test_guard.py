@@ -1,4 +1,4 @@
-"""Who comes through, and who doesn't, whatever the headers say."""
+"""Access control: allowed and refused requests, regardless of the headers."""
 
 from __future__ import annotations
 

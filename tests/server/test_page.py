@@ -1,4 +1,4 @@
-"""The page, in a real browser without a network: what it shows, what it does, at both widths, with the keyboard alone."""
+"""The page, in a real browser without a network: its contents and actions, at both widths, and with the keyboard only."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def watched(page: Page) -> Page:
-    """A page that fails its test when a script of it fails, or when something is loaded from elsewhere."""
+    """A page that fails its test if one of its scripts fails, or if it loads anything from elsewhere."""
     page.set_default_timeout(PATIENCE_S * 1000)
 
     def refuse(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What `configure_optimizers` may return, and what it may not."""
+"""Return values of `configure_optimizers`, valid and invalid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from footplate.step.optimizers import configure, may_use_closure, wants_closure
 
 
 class Returns(Classifier):
-    """Returns what a function makes of two optimizers."""
+    """Returns the result of a function of two optimizers."""
 
     def __init__(self, form) -> None:
         super().__init__()

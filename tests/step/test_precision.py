@@ -1,4 +1,4 @@
-"""Precisions: what is kept and computed in which type."""
+"""Precisions: the types of stored and computed values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from footplate.step.precision import NAMES, Precision
 
 
 class Looks(Classifier):
-    """Writes down the types of its parameters, inputs, outputs and new tensors."""
+    """Records the types of its parameters, inputs, outputs and new tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,13 +150,13 @@ def test_what_a_device_does_not_train_in_is_refused_with_what_it_does(name, trai
 
 
 class Half(CPU):
-    """The CPU, allowed to train in float16: what scaling does is the same there."""
+    """The CPU, allowed to train in float16. Scaling has the same effect there."""
 
     precisions = CPU.precisions | {"16-mixed"}
 
 
 class ByHand(fp.Module):
-    """Two optimizers, stepped after one backward pass for both; notes the norms that a hook sees."""
+    """Two optimizers, stepped after one backward pass for both. It records the norms that a hook sees."""
 
     automatic_optimization = False
 

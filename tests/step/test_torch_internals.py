@@ -1,4 +1,4 @@
-"""An optimizer is stepped and cleared without torch's profiler records, and nothing else is different."""
+"""An optimizer is stepped and cleared without torch's profiler records, with no other difference."""
 
 import functools
 import types

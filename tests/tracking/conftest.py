@@ -33,7 +33,7 @@ def empty_database(tmp_path_factory):
 
 @pytest.fixture
 def database(empty_database, run_dir, monkeypatch):
-    """The project's embedded store, and a client to look into it."""
+    """The project's embedded store, and a client that reads it."""
     import mlflow
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -86,7 +86,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, empty_database):
-    """A server that the tests of a module share; each starts or kills it as it needs."""
+    """A server that the tests of a module share. Each test starts or kills it as needed."""
     directory = tmp_path_factory.mktemp("server")
     shutil.copy(empty_database, directory / "mlflow.db")
     server = Server(directory)

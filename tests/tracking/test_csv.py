@@ -1,4 +1,4 @@
-"""CSV: a file that stays whole through new metrics, crashes and resumes."""
+"""CSV: a file that stays complete through new metrics, crashes and resumes."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""MLflow in its embedded SQLite store: what a run leaves there, and how one that was killed is continued."""
+"""MLflow in its embedded SQLite store: the contents of a run, and the continuation of a killed one."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def only_run(client, experiment="default"):
 
 
 def points(client, run_id, name):
-    """In the order in which they arrived."""
+    """Points in the order of arrival."""
     return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
 
 
@@ -113,7 +113,7 @@ def test_a_checkpoint_deleted_before_it_was_sent_is_mentioned_and_the_rest_arriv
 
 
 def killed_run(run_dir, steps, checkpoint_at):
-    """A training process that logs, takes a checkpoint's state, logs on and is killed without a word."""
+    """A training process that logs, takes a checkpoint's state, logs again and is killed without warning."""
     script = f"""
         import json, os, pathlib, signal
         from footplate.tracking import MLflow

@@ -1,4 +1,4 @@
-"""The model in MLflow: what of it is loaded again, and by what."""
+"""The model in MLflow: the parts that load again, and the loaders."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""MLflow on a real server that dies, comes back, hangs, or is never there."""
+"""MLflow on a real server that dies, restarts, hangs, or never exists."""
 
 import base64
 import json

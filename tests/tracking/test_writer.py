@@ -1,4 +1,4 @@
-"""BackgroundWriter: in order, nothing twice, nothing lost, never in the caller's way."""
+"""BackgroundWriter: in order, nothing twice, nothing lost, and never blocking its caller."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from footplate.tracking.writer import BackgroundWriter
 
 
 class Disk:
-    """Takes what it is given, except at the attempts that are to fail."""
+    """Accepts its input, except at the attempts that must fail."""
 
     def __init__(self, failures=()):
         self.failures = set(failures)

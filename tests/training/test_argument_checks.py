@@ -1,4 +1,4 @@
-"""The arguments of the trainer that are numbers: what they mean and what is refused."""
+"""Numeric arguments of the trainer: meaning, and refused values."""
 
 from __future__ import annotations
 

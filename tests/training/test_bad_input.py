@@ -1,4 +1,4 @@
-"""Mistakes: each is one clear error, before any training, that says what was given and what to write."""
+"""Mistakes: each is one clear error before any training, with the given value and the remedy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class NoOptimizer(NoStep):
 
 
 class Fit:
-    """What is given to fit, and what is said."""
+    """The arguments of fit, and the expected message."""
 
     def __init__(self, message: str, *args: Any, **settings: Any) -> None:
         self.message, self.args, self.settings = message, args, settings

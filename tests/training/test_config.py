@@ -1,4 +1,4 @@
-"""The trainer's arguments: written once, in `TrainerConfig`, and the same wherever they are used."""
+"""The trainer's arguments: declared once, in `TrainerConfig`, and the same everywhere."""
 
 from __future__ import annotations
 

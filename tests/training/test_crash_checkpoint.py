@@ -1,4 +1,4 @@
-"""A run that fails is saved as it stands, so that nothing is lost while its author mends it."""
+"""A failing run saves its state, so that nothing is lost while its author fixes the cause."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class BrokenAdamW(torch.optim.AdamW):
 
 
 class FailingSet(torch.utils.data.Dataset):
-    """Its rows can't be read once so many have been."""
+    """A data set whose rows can't be read after a number of reads."""
 
     def __init__(self, fails_after: int | None) -> None:
         self.base, self.left = dataset(), fails_after

@@ -1,4 +1,4 @@
-"""One writer in a run's directory, whoever dies and however."""
+"""One writer in a run's directory, regardless of which process dies and how."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOLDS = """
 
 @pytest.fixture
 def holder(tmp_path):
-    """Starts a process that holds a directory; gone at the end."""
+    """A function that starts a process that holds a directory. The process ends with the test."""
     script = tmp_path / "holds.py"
     script.write_text(textwrap.dedent(HOLDS))
     started: list[subprocess.Popen] = []

@@ -1,4 +1,4 @@
-"""The loop: what happens between two steps, in which order, and at the ends of epochs."""
+"""The loop: events between two steps, their order, and the ends of epochs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_chunks_ask_for_no_batch_ahead_of_time():
 
 
 class Short:
-    """Says twelve, gives nine."""
+    """Has length twelve, but yields nine."""
 
     def __len__(self) -> int:
         return 12
@@ -51,7 +51,7 @@ def test_a_loader_that_gives_less_than_it_says_is_named_and_the_window_is_ended(
 
 
 class Order(fp.Callback):
-    """Notes what happened between the steps of a run."""
+    """Records the events between the steps of a run."""
 
     def __init__(self, events: list[str]) -> None:
         self.events = events
@@ -159,7 +159,7 @@ def test_losses_do_not_depend_on_how_often_they_are_logged_or_validated(accumula
 
 
 class Validates(Classifier):
-    """Notes after which batches it is validated."""
+    """Records the batches after which it is validated."""
 
     def __init__(self):
         super().__init__()
@@ -170,7 +170,7 @@ class Validates(Classifier):
 
 
 class Passes(fp.Callback):
-    """Lets so many seconds pass for the loop after certain batches; saves after the last of them."""
+    """Advances the loop's clock by some seconds after certain batches, and saves after the last of them."""
 
     def __init__(self, seconds):
         self.seconds = seconds

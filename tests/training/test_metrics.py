@@ -1,4 +1,4 @@
-"""What `self.log` collects: nothing is read before it is asked for, and what is read is right however it was read."""
+"""Values collected by `self.log`: none is read before it is needed, and each is right however it is read."""
 
 from __future__ import annotations
 
@@ -459,7 +459,7 @@ def test_a_metric_that_is_logged_by_step_alone_starts_again_with_each_epoch_as_i
 
 
 class Shares(fp.Callback):
-    """Notes whether the members of a collection hold the same tensors after each step."""
+    """Records whether the members of a collection hold the same tensors after each step."""
 
     def __init__(self):
         self.shared = set()

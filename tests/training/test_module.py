@@ -1,4 +1,4 @@
-"""What users write: modules, manual optimisation, data modules."""
+"""User code: modules, manual optimisation, data modules."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_anything_else_is_refused_with_what_was_expected(returned, trainer):
 
 
 def test_what_a_step_returns_is_let_go(trainer):
-    """Logits that are returned for hooks must not pile up until metrics are next read."""
+    """Logits that are returned for hooks must not accumulate until metrics are next read."""
     import weakref
 
     kept: list[weakref.ref] = []
@@ -119,7 +119,7 @@ def test_what_a_step_returns_is_let_go(trainer):
 
 
 class Manual(Classifier):
-    """Two optimizers, stepped by hand; returns what it likes."""
+    """Two optimizers, stepped by hand; returns an arbitrary value."""
 
     returned: object = None
 

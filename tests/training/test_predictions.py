@@ -1,4 +1,4 @@
-"""`predict(output=…)`: a table that reads back, whole or not at all."""
+"""`predict(output=…)`: a table that reads back, complete or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cloud's notice that the machine goes, from a metadata server on loopback that answers as Google's does."""
+"""A cloud's preemption notice, from a metadata server on loopback that answers like Google's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from footplate.training import preemption
 
 
 class Metadata(http.server.ThreadingHTTPServer):
-    """Answers `wait_for_change` as documented: at once if `last_etag` is not the present one, else when it changes."""
+    """Answers `wait_for_change` as documented: at once if `last_etag` is not the current one, else at the next change."""
 
     daemon_threads = True
 

@@ -1,6 +1,6 @@
-"""Batches that are on the device before their step: nothing can tell, but the clock.
+"""Batches that are on the device before their step: only the clock shows a difference.
 
-The accelerator of these tests is the CPU, which is told that copies to it go on beside its work.
+The accelerator of these tests is the CPU, declared as one whose copies run beside its work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def reading() -> bool:
 
 
 class Parcel:
-    """A batch that moves itself, and remembers by which thread it was moved."""
+    """A batch that moves itself, and remembers the thread that moved it."""
 
     def __init__(self, pair: Any) -> None:
         self.pair = pair
@@ -53,7 +53,7 @@ class Parcel:
 
 
 class Opens(Classifier):
-    """Trained, validated, tested and predicted with on parcels."""
+    """A module that trains, validates, tests and predicts on parcels."""
 
     def forward(self, parcel: Parcel) -> Any:
         return self.net(parcel.pair[0])
@@ -72,7 +72,7 @@ def parcels(count: int = 12) -> list[Parcel]:
 
 
 class Stream(IterableDataset):
-    """Batches of a length that nobody knows; the second half comes from the second worker."""
+    """Batches of unknown length. The second half comes from the second worker."""
 
     def __iter__(self):
         worker = torch.utils.data.get_worker_info()
@@ -82,7 +82,7 @@ class Stream(IterableDataset):
 
 
 class Pairs(Classifier):
-    """Takes its batches from the columns of a table, too, and draws from every generator that a step may draw from."""
+    """Accepts batches from the columns of a table too, and draws from every generator that a step may draw from."""
 
     def training_step(self, batch, batch_idx):
         x, label = (batch["x"], batch["label"]) if isinstance(batch, dict) else batch
@@ -117,7 +117,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def fit(trainer, root, data, accelerator=None, ckpt_path=None, recorder=None, **settings) -> tuple[dict, dict, Any]:
-    """Train a seeded module; returns what was seen of each batch, the weights, and the trainer."""
+    """Train a seeded module. Return the record of each batch, the weights, and the trainer."""
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
@@ -183,7 +183,7 @@ def test_on_the_cpu_batches_come_at_the_step_and_no_thread_is_made(trainer):
 
 
 class Counted(Dataset):
-    """Says which thread of which process reads a row."""
+    """Records the thread and process that read a row."""
 
     def __init__(self) -> None:
         self.readers: list[str] = []
@@ -210,7 +210,7 @@ def test_what_its_author_wrote_and_no_worker_runs_is_run_at_the_step_in_the_main
 
 
 class Places:
-    """Notes, of each batch, where hooks run and what torch's generator gives there; the same on every device."""
+    """Records, for each batch, where hooks run and torch's generator state there. It must be the same on every device."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, float]] = []
@@ -295,7 +295,7 @@ BROKEN = dataset()[50][0]
 
 
 class Broken(Recorder):
-    """One of the table's rows can't be read from the second epoch on."""
+    """A table with a row that can't be read from the second epoch on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -376,7 +376,7 @@ def test_ranks_with_fewer_batches_end_the_epoch_for_all(tmp_path):
 
 
 class Clock:
-    """Goes on when somebody takes his time, and at no other."""
+    """A clock that advances only when a stand-in takes time."""
 
     now = 0.0
 
@@ -398,7 +398,7 @@ class Busy(fp.Callback):
 
 
 class Slow:
-    """Takes its time for each of six batches."""
+    """Takes time for each of six batches."""
 
     def __init__(self, clock: Clock, batch_s: float) -> None:
         self.clock, self.batch_s = clock, batch_s

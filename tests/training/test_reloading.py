@@ -1,4 +1,4 @@
-"""Loaders that are made again every so many epochs."""
+"""Loaders that are recreated every few epochs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import footplate as fp
 
 
 class Growing(Classifier):
-    """Makes loaders that depend on the epoch and on the global generator; notes what it trains on."""
+    """Makes loaders that depend on the epoch and on the global generator. It records its training data."""
 
     def __init__(self) -> None:
         super().__init__()

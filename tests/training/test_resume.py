@@ -1,8 +1,8 @@
-"""Exact resume: a run that is cut off and continued is bit for bit the run that never was.
+"""Exact resume: an interrupted and resumed run equals an uninterrupted run bit for bit.
 
-Each case trains to the end without a break, then again with an exception thrown at some batch (nothing is saved then but
-what had been saved before), continues in a new trainer with new objects, and compares every loss, as hexadecimal floats,
-and the final weights.
+Each case trains to the end without a break. Then it trains again, with an exception at some batch. Nothing is saved at that
+moment, so only earlier checkpoints exist. It resumes in a new trainer with new objects, and compares every loss, as
+hexadecimal floats, and the final weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import footplate as fp
 
 
 class Recorder(fp.Callback):
-    """Remembers every batch's loss, learning rate and labels; may cut the run off."""
+    """Remembers every batch's loss, learning rate and labels. It may interrupt the run."""
 
     def __init__(self, cut_at: int | None = None, in_validation: bool = False) -> None:
         self.cut_at, self.in_validation = cut_at, in_validation
@@ -49,7 +49,7 @@ class Recorder(fp.Callback):
 
 
 class PowerCut(BaseException):
-    """Not an `Exception`: before one of those a run would be saved."""
+    """Not an `Exception`, because the trainer saves a run before it passes on an `Exception`."""
 
 
 class Augmented(Dataset):

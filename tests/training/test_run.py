@@ -1,4 +1,4 @@
-"""What each call of a trainer begins with, and what can be read of it afterwards."""
+"""State at the beginning of each trainer call, and attributes that are readable afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from footplate.core.errors import ConfigError
 
 
 class Reads(fp.Callback):
-    """Notes where each call begins."""
+    """Records the beginning of each call."""
 
     def __init__(self):
         self.begun = []

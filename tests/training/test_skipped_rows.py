@@ -1,4 +1,4 @@
-"""Rows that can't be read are left out when asked, and counted aloud."""
+"""Unreadable rows are skipped on request, and the count is reported."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from footplate.training.lock import only_writer
 
 
 class Watch(fp.Callback):
-    """Writes down where training and evaluation went."""
+    """Records the progress of training and evaluation."""
 
     def __init__(self) -> None:
         self.labels: list[list[int]] = []
@@ -52,7 +52,7 @@ class Watch(fp.Callback):
 
 
 class Endless(IterableDataset):
-    """As many rows as anybody wants, and no length."""
+    """A data set without a length and without an end."""
 
     def __init__(self, rows: int = 10**9) -> None:
         self.rows = rows
@@ -64,7 +64,7 @@ class Endless(IterableDataset):
 
 @pytest.fixture
 def fit(trainer):
-    """Fits a model on 12 batches of 10, validates on 4; returns the trainer and what was seen."""
+    """Fit a model on 12 batches of 10, validate on 4. Return the trainer and the record."""
 
     def run(model: Any = None, train: Any = None, val: Any = "4 batches", ckpt_path=None, callbacks=(), **kwargs):
         watch = Watch()
@@ -336,7 +336,7 @@ def final(model: torch.nn.Module) -> torch.Tensor:
 
 
 class Plain(Classifier):
-    """No dropout, plain SGD: what it learns can be computed by hand."""
+    """No dropout, plain SGD: its result can be computed by hand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -504,7 +504,7 @@ class OwnForward(Classifier):
 
 
 class Graphs:
-    """A backend that keeps what it compiles. Lightning puts it on the module, so that a module's pickle holds it."""
+    """A backend that keeps the graphs it compiles. Lightning puts it on the module, so that a module's pickle holds it."""
 
     kept: ClassVar[list[torch.fx.GraphModule]] = []
 
@@ -558,7 +558,7 @@ def test_a_compiled_module_is_compiled_in_every_rank(trainer):
 
 
 class Seen(OwnForward):
-    """Notes whether its `forward` runs compiled."""
+    """Records whether its `forward` runs compiled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -855,7 +855,7 @@ def test_trainers_that_are_made_within_a_second_have_directories_of_their_own(tr
 
 
 def test_what_holds_a_trainer_is_copied_and_sent_without_it(trainer):
-    """Averaging callbacks copy modules; processes are sent them."""
+    """Averaging callbacks copy modules. Processes receive them by pickle."""
     made, module = trainer(max_epochs=1), Classifier()
     made.fit(module, loader())
     holder = {"trainer": made, "module": module}

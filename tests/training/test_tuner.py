@@ -1,4 +1,4 @@
-"""Searches for a learning rate and a batch size: what they find, and that they leave everything as it was."""
+"""Searches for a learning rate and a batch size: their results, and the unchanged state afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from footplate.training.tuner import LRFinder, largest
 
 
 class Counts(Classifier):
-    """Keeps what a state dict doesn't hold, and draws from every generator."""
+    """Keeps state outside of its state dict, and draws from every generator."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -103,7 +103,7 @@ def test_too_few_losses_make_no_suggestion(caplog: Any) -> None:
 
 
 class Rows(fp.DataModule):
-    """Makes its loader with a batch size that a search sets."""
+    """Makes its loader with the batch size that a search sets."""
 
     def __init__(self, rows: int = 600, batch_size: int = 2) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Rows(fp.DataModule):
 
 
 class Full(Counts):
-    """Fails as torch does where a batch has more rows than fit."""
+    """Fails like torch when a batch has more rows than the memory holds."""
 
     said = (
         "[enforce fail at alloc_cpu.cpp:117] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"

@@ -1,7 +1,7 @@
-"""`Trainer(devices=2)` in a plain script: processes that are started, killed, frozen and told to stop, for real.
+"""`Trainer(devices=2)` in a plain script: real processes that are started, killed, frozen and told to stop.
 
-The script below has no `if __name__ == "__main__"`; it trains, and prints what came home as JSON. What happens to its ranks
-in between is done from outside, by their process ids.
+The script below has no `if __name__ == "__main__"`. It trains, and prints its results as JSON. The tests act on its ranks
+from outside, by their process ids.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ print(json.dumps({"weights": hashlib.sha256(weights).hexdigest(), "step": traine
 
 
 class Run:
-    """The script, running."""
+    """The running script."""
 
     def __init__(self, directory: Path, fit: dict[str, Any] | None = None, **options: Any) -> None:
         self.directory = directory
@@ -86,7 +86,7 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for_step(self, step: int, rank: int = 0, timeout_s: float = 120) -> dict[str, Any]:
-        """The latest record of a rank, once it has come so far."""
+        """Wait until a rank has reached a step, and return its latest record."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             found = self.steps(rank)
@@ -98,7 +98,7 @@ class Run:
         raise AssertionError(f"rank {rank} never came to step {step}")
 
     def end(self, code: int = 0, timeout_s: float = 200) -> tuple[dict[str, Any], str]:
-        """What came home, and what was said; asserts the exit code and that no process is left."""
+        """Wait for the end. Return the results and the output. Assert the exit code and that no process is left."""
         out, err = self.process.communicate(timeout=timeout_s)
         assert self.process.returncode == code, err
         pids = {record["pid"] for rank in range(4) for record in self.steps(rank)}
@@ -115,7 +115,7 @@ class Run:
 
 
 def losses(run: Run, rank: int = 0) -> dict[int, set[str]]:
-    """Every loss that a rank has seen at a step, in whichever attempt."""
+    """Every loss of a rank at a step, over all attempts."""
     found: dict[int, set[str]] = {}
     for record in run.steps(rank):
         found.setdefault(record["step"], set()).add(record["loss"])
@@ -124,7 +124,7 @@ def losses(run: Run, rank: int = 0) -> dict[int, set[str]]:
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory):
-    """The run that nothing happens to."""
+    """The undisturbed run."""
     with Run(tmp_path_factory.mktemp("untouched") / "run") as run:
         home, _ = run.end()
         yield run, home
@@ -227,7 +227,7 @@ def test_a_run_that_fails_again_and_again_ends_with_what_its_code_raised(tmp_pat
 
 @pytest.mark.slow
 def test_only_checkpoints_of_this_very_call_are_continued_from(tmp_path):
-    """An earlier run has left checkpoints in the directory; a restart of a run that was to begin anew ignores them."""
+    """An earlier run has left checkpoints in the directory. A restart of a run that begins from scratch ignores them."""
     with Run(tmp_path / "run", max_epochs=1) as first:
         first.end()
     Path(f"{tmp_path / 'run'}.0.steps").unlink()
@@ -236,7 +236,7 @@ def test_only_checkpoints_of_this_very_call_are_continued_from(tmp_path):
     assert second.steps() == []
 
 
-# In this process: what is asked for and what comes back
+# In this process: arguments and results
 
 
 class Confused(Classifier):
@@ -270,7 +270,7 @@ def test_a_mistake_is_said_once_and_not_tried_again(several):
 
 
 class LosesItsMachine(fp.Callback):
-    """Kills what starts processes here."""
+    """Kills the process that starts workers here."""
 
     def on_train_start(self, *_: Any) -> None:
         os.kill(os.getppid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""JAX on the CPU, as eight devices, with 64-bit numbers where a test asks for them."""
+"""JAX on the CPU, as eight devices, with 64-bit numbers for tests that request them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Small models of every family, written as people write them, and a module that trains any of them."""
+"""Small models of every family, in their usual form, and a module that trains any of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import footplate as fp
 
 
 class Trained(fp.Module):
-    """Classifies, each position by itself where the model gives one answer per position."""
+    """Trains a classifier, at each position separately if the model has one output per position."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Trained(fp.Module):
 
 
 class Encoder(nn.Module):
-    """torch's own TransformerEncoder over tokens, of which zeros are padding."""
+    """torch's own TransformerEncoder over tokens; zeros are padding."""
 
     def __init__(self, vocabulary: int = 50, width: int = 16, layers: int = 2, p: float = 0.0) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder whose head is its embedding."""
+    """A decoder with tied embedding and head."""
 
     def __init__(self, vocabulary: int = 40, width: int = 16, layers: int = 2, length: int = 9, p: float = 0.0) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def _sequences(vocabulary: int, n: int) -> tuple[Tensor, Tensor]:
 
 
 def plain() -> nn.Module:
-    """Nothing that depends on how a batch is cut."""
+    """A perceptron whose result doesn't depend on how a batch is split."""
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 
 

@@ -1,4 +1,4 @@
-"""One of the processes of `test_trainer_processes.py`: trains as its argument, a JSON object, says."""
+"""One of the processes of `test_trainer_processes.py`. Its argument, a JSON object, describes the training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xla.trained import Steady
 
 
 class Drawing(Steady):
-    """With layers that are worth sharing out, metrics of each kind, and, if it is to draw, dropout and BatchNorm."""
+    """A module with layers that are large enough to shard, metrics of each kind, and optionally dropout and BatchNorm."""
 
     def __init__(self, draws: bool = True) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class Drawing(Steady):
 
 
 class Looks(fp.Callback):
-    """Looks at the weights at each batch of a validation, of which the processes have different numbers."""
+    """Reads the weights at each validation batch. The processes have different numbers of these batches."""
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         self.seen = float(sum(parameter.sum() for parameter in pl_module.parameters()))
 
 
 class Stops(fp.Callback):
-    """Ends the second process by a signal after its first batch."""
+    """Stops the second process by a signal after its first batch."""
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.world.rank == 1:
@@ -64,7 +64,7 @@ class Dies(fp.Callback):
 
 
 class Raises(fp.Callback):
-    """Fails in the second process, before its third batch, for want of something that the other one has."""
+    """Raises an error in the second process, before its third batch."""
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.world.rank == 1 and batch_idx == 2:
@@ -72,7 +72,7 @@ class Raises(fp.Callback):
 
 
 class Own:
-    """Batches that can't be shared out."""
+    """Batches that can't be sharded."""
 
     def __init__(self, batches: list[Any]) -> None:
         self._batches = batches
@@ -85,7 +85,7 @@ class Own:
 
 
 def data(kind: str, rows: int, size: int, rank: int) -> Any:
-    """A loader that is shared out, or batches of this rank's own: the first has more of them, or wider ones."""
+    """A loader that is sharded, or separate batches for each rank: rank 0 has more of them, or wider ones."""
     if kind == "shared":
         return loader(rows, size, shuffle=False)
     x, y = dataset(rows).tensors
@@ -97,7 +97,7 @@ def data(kind: str, rows: int, size: int, rank: int) -> Any:
 
 def main(asked: dict[str, Any]) -> None:
     rank = fp.Trainer(accelerator="cpu", max_epochs=1).world.rank
-    torch.manual_seed(rank)  # each begins with other weights
+    torch.manual_seed(rank)  # each rank begins with different weights
     model = Steady() if asked["model"] == "steady" else Drawing(asked["model"] == "drawing")
     callbacks = [kind() for kind in (Looks, Stops, Dies, Raises) if asked[kind.__name__.lower()]]
     made = fp.Trainer(

@@ -1,7 +1,7 @@
-"""For each operation of the table, arguments to try it with, and how near to torch it must come.
+"""Sample arguments for each operation of the table, and the tolerance against torch.
 
-A sample is what one call of the operation is given; tensors are made anew from a fixed seed. Floating-point tensors are
-tried in single and double precision, and some operations in bfloat16 too.
+A sample is the arguments of one call of the operation. Tensors are created from a fixed seed. Floating-point tensors are
+tested in single and double precision, and some operations in bfloat16 too.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Draw:
         return torch.randint(low, high, shape, generator=self.generator)
 
     def b(self, *shape: int) -> torch.Tensor:
-        """Truth values."""
+        """Booleans."""
         return torch.randint(0, 2, shape, generator=self.generator).bool()
 
     def permuted(self, *shape: int) -> torch.Tensor:
-        """Numbers that are all different, so that orders and maxima have no ties."""
+        """Distinct numbers, so that orders and maxima have no ties."""
         count = math.prod(shape)
         return (torch.randperm(count, generator=self.generator).double() - count / 2).reshape(shape).to(self.dtype)
 
@@ -362,7 +362,7 @@ enter(
 
 def _attended(d: Draw) -> list[tuple[Any, ...]]:
     q, k, v = d.n(2, 3, 5, 4), d.n(2, 3, 7, 4), d.n(2, 3, 7, 6)
-    hides_all = torch.arange(7) < torch.arange(5)[:, None]  # the first query sees nothing
+    hides_all = torch.arange(7) < torch.arange(5)[:, None]  # the first query sees no key
     return [
         (q, k, v, None, None, 0.0, False, 0.5),
         (q, k, v, None, None, 0.0, True, 0.5),
@@ -373,7 +373,7 @@ def _attended(d: Draw) -> list[tuple[Any, ...]]:
 
 
 def _learning(d: Draw) -> list[tuple[Any, ...]]:
-    """Masks that learn: of each head, of rows, of keys alone, of whatever is broadcast, of more queries than one block."""
+    """Trainable masks of every broadcast shape: per head, per row, per key only, and for more queries than one block."""
     q, k, v = d.n(2, 3, 5, 4), d.n(2, 3, 7, 4), d.n(2, 3, 7, 6)
     shapes = ((2, 3, 5, 7), (1, 3, 5, 7), (3, 5, 7), (5, 7), (5, 1), (2, 1, 1, 7), (7,), (1,))
     hidden = d.n(3, 5, 7).masked_fill(d.b(3, 5, 7), -math.inf)
@@ -425,7 +425,7 @@ enter(
 )
 enter([aten.baddbmm.default], lambda d: [call(d.n(2, 3, 5), d.n(2, 3, 4), d.n(2, 4, 5), beta=0.5)])
 
-# A matrix for each of four groups of rows, one of which has none
+# A matrix for each of four groups of rows; one group is empty.
 
 _ENDS = torch.tensor([2, 2, 5, 9], dtype=torch.int32)
 enter(
@@ -459,7 +459,7 @@ _CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], bool, tuple[Any, ...
     ((3, 2, 2, 3), (2, 2, 5, 5), False, ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)),
     ((3, 2, 7, 6), (2, 2, 3, 3), False, ([2, 3], [0, 0], [1, 1], False, [0, 0], 1)),
     ((3, 2, 7), (2, 2, 3), False, ([1], [4], [2], False, [0], 1)),
-    # Each channel by itself.
+    # Depthwise: each channel separately.
     ((2, 4, 8, 7), (4, 1, 3, 2), True, ([2, 3], [1, 0], [1, 2], False, [0, 0], 4)),
     ((2, 4, 5, 4), (4, 1, 3, 2), True, ([2, 3], [1, 0], [1, 1], True, [1, 2], 4)),
     ((2, 4, 9), (8, 1, 3), False, ([1], [1], [1], False, [0], 4)),
@@ -754,7 +754,7 @@ enter(
     lambda d: [call(0, 7, dtype=torch.int64), call(2, 9, 3, dtype=torch.int64), call(0, 1, 0.25, dtype=d.dtype)],
 )
 
-# What has no values to compare: only the shape and the type are.
+# No values to compare: only the shape and the type.
 
 UNDEFINED: dict[Any, Callable[[Draw], list[Sample]]] = {
     aten.empty.memory_format: lambda d: [call([2, 3], dtype=d.dtype)],
@@ -765,7 +765,7 @@ UNDEFINED: dict[Any, Callable[[Draw], list[Sample]]] = {
     aten.empty_permuted.default: lambda d: [call([2, 3], [1, 0], dtype=d.dtype)],
 }
 
-# Random operations have a test of their own, by their moments: (arguments, expected mean, expected standard deviation)
+# Random operations have a test of their moments: (arguments, expected mean, expected standard deviation)
 
 _THIRD = (1 / 12) ** 0.5
 RANDOM: dict[Any, tuple[Sample, float, float]] = {

@@ -1,4 +1,4 @@
-"""Attention without its matrix: gradients with dropout, models that use it, and what memory a program needs."""
+"""Attention without its matrix: gradients with dropout, models that use it, and the memory of a program."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_torch_counts_the_operations_of_attention_as_its_own():
 
 
 class Biased(nn.Module):
-    """Attention with a bias that is learned, and keys that several queries' heads share."""
+    """Attention with a learned bias, and keys shared by several query heads."""
 
     def __init__(self, learns: bool) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def _later(x: torch.Tensor) -> torch.Tensor:
     return place[None, :] > place[:, None]
 
 
-MASKS = {  # what the mask is, as the step builds it, and what is left of it: (whether there is a mask, whether causal)
+MASKS = {  # the mask as the step builds it, and the captured form: (has a mask, is causal)
     "none": (lambda x: torch.ones(x.shape[1], x.shape[1], dtype=torch.bool), (False, False)),
     "causal": (lambda x: ~_later(x), (False, True)),
     "causal, for each row": (
@@ -210,7 +210,7 @@ def test_a_language_model_of_transformers_has_causal_attention_and_no_matrix_of_
 
 
 class Relative(nn.Module):
-    """Attention with a bias that is learned for each distance and head; batches of 16."""
+    """Attention with a learned bias for each distance and head; batches of 16."""
 
     def __init__(self, length: int, heads: int = 4) -> None:
         super().__init__()
@@ -243,14 +243,14 @@ def test_a_bias_that_learns_keeps_its_gradients_type_under_autocast():
 
 
 def temporary(length: int) -> int:
-    """The bytes that a step of a small GPT needs beside its state, at a length."""
+    """Bytes that a step of a small GPT needs beside its state, at a length."""
     torch.manual_seed(0)
     tokens = torch.randint(0, 40, (1, length + 1))
     return temporary_of(GPT(layers=1, width=8, length=length, p=0.1), (tokens[:, :-1], tokens[:, 1:]))
 
 
 def temporary_of(net: nn.Module, batch: Any) -> int:
-    """The bytes that a step of a model needs beside its state."""
+    """Bytes that a step of a model needs beside its state."""
     module = Trained(net)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     captured = capture_training(module, optimizer, batch)

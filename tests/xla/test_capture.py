@@ -1,4 +1,4 @@
-"""What is captured, under which names; what is refused, with which line."""
+"""Captured programs, their names, and refusals with the refused line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
 
 
 class Tiny(fp.Module):
-    """A linear model, whose `training_step` a test replaces by one line of its own."""
+    """A linear model. A test replaces its `training_step` by one line."""
 
     def __init__(self) -> None:
         super().__init__()

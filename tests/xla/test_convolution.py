@@ -1,4 +1,4 @@
-"""Which programs convolutions become: for a CPU none that XLA has but a plain loop for, for others as they are."""
+"""Programs for convolutions: on a CPU, none for which XLA has only a plain loop; elsewhere unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = {
 
 
 def convolved(name, platform="cpu"):
-    """A case and its gradients as a function that is compiled, and its arguments."""
+    """A case and its gradients as a compiled function, and its arguments."""
     image, kernel, settings = CASES[name]
     x, weight = torch.zeros(image), torch.zeros(kernel)
     y = aten.convolution(x, weight, None, *settings)
@@ -41,7 +41,7 @@ def convolved(name, platform="cpu"):
 
 @pytest.mark.parametrize("name", CASES)
 def test_on_a_cpu_kernel_and_image_dont_change_places(name):
-    """Which XLA does where that makes the kernel smaller, and shows by a kernel that it reads backwards."""
+    """XLA swaps them if that makes the kernel smaller. A kernel that is read backwards shows the swap."""
     run, arrays = convolved(name)
     assert "rhs_reversal" not in str(run.lower(*arrays).compile().as_text())
 
@@ -73,7 +73,7 @@ def test_for_a_tpu_a_convolution_and_its_gradients_stay_one_operation_each(name)
 
 
 def test_a_step_on_several_devices_has_the_convolutions_of_its_devices(monkeypatch):
-    """In a plan these aren't those of the machine on which it is made."""
+    """In a plan, these devices are not those of the machine that makes it."""
     monkeypatch.setattr(data_parallel, "platform_of", lambda mesh: "tpu")
     net = torch.nn.Sequential(
         torch.nn.Conv2d(8, 8, 3, padding=1, groups=8), torch.nn.Flatten(), torch.nn.Linear(512, 3)

@@ -1,4 +1,4 @@
-"""Sums of losses with their weight by `accelerator="xla"`: the gradient of the whole batch, however it is cut."""
+"""Sums of losses with their weight by `accelerator="xla"`: the gradient of the whole batch, regardless of the split."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2}
 
 
 def lowered(operation: Any, samples: list[Sample], key: Any = None) -> list[tuple[Any, Any]]:
-    """For each sample, what torch gives and what the table does; all of them are one program, for the time it takes."""
+    """Results of torch and of the table for each sample. All samples are one program, to save time."""
     expected = [_listed(operation(*args, **kwargs)) for args, kwargs in samples]
     function = lowering_of(operation)
     assert function is not None

@@ -1,4 +1,4 @@
-"""An optimizer's step that is stamped for parameters of one kind is the one that torch makes for each."""
+"""An optimizer's step, replayed for all parameters of one kind, equals the step that torch makes for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
 
 
 class Numbers:
-    """A number for each value of a graph: equal for values that are computed alike from the same inputs."""
+    """Numbers for the values of a graph: equal for values that are computed alike from the same inputs."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
@@ -69,7 +69,7 @@ MAKE = {
 def test_a_stamped_step_computes_what_torchs_own_step_for_all_parameters_computes(kind):
     batch = (torch.randn(2, 4), torch.randint(0, 3, (2,)))
     calls, graphs, numbers = [], [], Numbers()
-    for watched in (False, True):  # whoever watches steps sees them as they are: one for all parameters
+    for watched in (False, True):  # a hook on steps sees the real step: one for all parameters
         module = Trained(Net())
         optimizer = MAKE[kind](groups(module))
         if watched:

@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], float]
 
 
 def eager(module: Any, optimizer: torch.optim.Optimizer, batches: list[Any]) -> list[float]:
-    """The plain loop, with a learning rate that falls in each step."""
+    """The plain loop, with a learning rate that decreases in each step."""
     losses = []
     for index, batch in enumerate(batches):
         optimizer.zero_grad()
@@ -50,7 +50,7 @@ def eager(module: Any, optimizer: torch.optim.Optimizer, batches: list[Any]) -> 
 def compiled(
     module: Any, optimizer: torch.optim.Optimizer, batches: list[Any], devices: int = 1
 ) -> tuple[list[float], Any]:
-    """The same by one program; module and optimizer are as if they had been trained."""
+    """The same training by one program. It updates module and optimizer."""
     share = tuple(tensor[: len(tensor) // devices] for tensor in batches[0])
     captured = capture_training(module, optimizer, share, gradient_clip_val=CLIP, averages=devices > 1)
     if devices == 1:
@@ -76,14 +76,15 @@ def _decay(optimizer: torch.optim.Optimizer) -> None:
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The relative error of a tensor."""
+    """Relative error of a tensor."""
     return ((found.double() - wanted.double()).norm() / (wanted.double().norm() + 1e-12)).item()
 
 
 def worst(found: nn.Module, wanted: nn.Module) -> float:
-    """The largest relative error of any tensor of a module's state.
+    """Largest relative error of any tensor of a module's state.
 
-    The bias of attention's keys is left out: it has no effect, its gradient is rounding, and Adam makes steps of it.
+    The bias of attention's keys is left out. It has no effect, its gradient is rounding noise, and Adam turns that into
+    steps.
     """
     mine, theirs = found.state_dict(), wanted.state_dict()
     return max(

@@ -1,4 +1,4 @@
-"""What slows a compiled training without a word, told once: pure functions, and real runs with XLA on the CPU."""
+"""Silent slowdowns of a compiled training, each reported once: pure functions, and real runs with XLA on the CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pitfalls_of(trainer) -> Pitfalls:
 
 
 class Uneven(torch.utils.data.Dataset):
-    """Rows in three lengths, as sequences come."""
+    """Rows of three lengths, like sequences."""
 
     def __len__(self):
         return 24

@@ -1,4 +1,4 @@
-"""Random operations draw from the step's key: right in their moments, equal for equal keys, new for a new one."""
+"""Random operations draw from the step's key: correct moments, equal for equal keys, new for a new key."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_steps_dropout_is_a_function_of_its_key():
 
 
 def test_devices_and_steps_drop_by_themselves():
-    """Each weight's gradient counts how often dropout has kept a number of its column, on all devices together."""
+    """Each weight's gradient counts the numbers of its column that dropout has kept, on all devices together."""
     p, devices, rows, columns, steps = 0.25, 8, 16, 512, 4
 
     class Counting(fp.Module):

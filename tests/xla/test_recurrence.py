@@ -1,4 +1,4 @@
-"""Recurrent layers, each one operation of the graph: against eager torch, forth and back, in all their forms."""
+"""Recurrent layers, each one operation of the graph: compared with eager torch, forward and backward, in all forms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer", "i
 
 
 class Recurrent(fp.Module):
-    """Learns from all that a recurrent layer returns."""
+    """Learns from all outputs of a recurrent layer."""
 
     def __init__(self, layer: nn.Module, **first: torch.Tensor) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ FORMS = {
 
 
 def captured_and_compiled(module: Any, optimizer: torch.optim.Optimizer, batch: Any, **given: Any) -> Captured:
-    """One step as a program; the module is as if it had been trained."""
+    """One step as a program. It updates the module."""
     captured = capture_training(module, optimizer, batch, **given)
     state = arrays_of(state_of(module, optimizer))
     state, _, _ = jax.jit(lower(captured))(state, rates_of(optimizer), jax.random.key(0), batch_arrays(captured, batch))
@@ -86,7 +86,7 @@ def sgd(module: nn.Module) -> torch.optim.Optimizer:
     "form", [pytest.param(form, marks=[pytest.mark.slow] if "projections" in form else []) for form in FORMS]
 )
 def test_a_step_is_eager_torchs(form):
-    """The batch needs no gradient, with which torch would take a fused layer that can't be differentiated."""
+    """The batch needs no gradient. In this case torch would choose a fused layer that can't be differentiated."""
     torch.manual_seed(0)
     module = FORMS[form]().double()
     reference, batch = copy.deepcopy(module), (torch.randn(5, 7, 3, dtype=torch.float64),)
@@ -133,7 +133,7 @@ def test_the_graph_does_not_grow_with_the_length():
 
 
 def test_dropout_between_layers_drops():
-    """All weights are one, so that what the last layer is given can be told from what it returns."""
+    """All weights are one, so that the last layer's input can be computed from its output."""
     module = Recurrent(nn.RNN(1, 1, 2, bias=False, nonlinearity="relu", dropout=0.25))
     for parameter in module.parameters():
         nn.init.ones_(parameter)

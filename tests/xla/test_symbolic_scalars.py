@@ -1,4 +1,4 @@
-"""Numbers that change from step to step: fed to the program, or what decides which program it is."""
+"""Numbers that change from step to step: inputs of the program, or conditions that choose the program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TWO += ["builtins.min", "builtins.max", "math.fmod"]
 
 
 def calculation(steps: list[Any], number: Any) -> Any:
-    """What some functions, found by their names when they are called, make of a number."""
+    """Apply some functions, looked up by name at the call, to a number."""
     owners = {"operator": operator, "builtins": builtins, "math": math, "np": np}
     for name, *rest in steps:
         owner, function = name.split(".")
@@ -103,7 +103,7 @@ def test_a_comparison_is_a_decision_that_holds_as_long_as_its_answer():
 
 
 class Tiny(fp.Module):
-    """Computes what it is given."""
+    """Computes its given function."""
 
     def __init__(self, compute: Any) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ def test_steps_of_one_call_are_each_given_their_own_numbers(trainer):
 
 
 class Chooses(Steady):
-    """Trains otherwise from the second epoch on, and in every third batch."""
+    """Trains differently from the second epoch on, and in every third batch."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)

@@ -83,7 +83,7 @@ def test_a_run_goes_from_torch_to_xla_and_back_with_an_unbroken_curve(trainer, t
 
 @pytest.mark.slow
 def test_a_run_that_was_cut_off_continues_bit_for_bit(trainer, tmp_path):
-    """With dropout, whose draws depend on the seed and the step alone."""
+    """With dropout, whose draws depend only on the seed and the step."""
     torch.manual_seed(3)
     initial = Classifier()
 
@@ -113,7 +113,7 @@ def test_between_two_reports_nothing_is_read_from_the_devices(trainer, monkeypat
         return read(values)
 
     class Quiet(fp.EarlyStopping):
-        """One of Footplate's own, as far as the trainer can tell."""
+        """A callback that the trainer takes for one of Footplate's own."""
 
         def on_train_batch_end(self, *_):
             steps.append(None)
@@ -132,7 +132,7 @@ def test_between_two_reports_nothing_is_read_from_the_devices(trainer, monkeypat
 
 def test_a_hook_sees_the_weights_of_its_step_and_may_change_them(trainer):
     class Zeroes(fp.Callback):
-        """Looks after each step; at the third, sets the bias in a way that torch's counters of changes don't see."""
+        """Reads the weights after each step. At the third, it sets the bias without a change of torch's version counter."""
 
         def __init__(self):
             self.norms, self.biases = [], []

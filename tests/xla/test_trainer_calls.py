@@ -1,4 +1,4 @@
-"""Several steps in one call of a program are what they are one by one; and when they must be one by one."""
+"""Several steps in one program call: equal to single steps, and the cases that need single steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xla.trained import Steady, equal
 
 
 def run(trainer, root, model, steps, **kwargs):
-    """Two epochs with everything that may come between two steps."""
+    """Two epochs with every event that may come between two steps."""
     saver = fp.ModelCheckpoint(every_n_train_steps=5, save_top_k=-1)
     made = trainer(
         accelerator="xla", precision="64-true", iterations_per_loop=steps, log_every_n_steps=3, val_check_interval=7,
@@ -31,7 +31,7 @@ def run(trainer, root, model, steps, **kwargs):
 
 
 class Falling(Classifier):
-    """With dropout, and a learning rate that falls in every second step."""
+    """With dropout, and a learning rate that decreases in every second step."""
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -91,7 +91,7 @@ def test_steps_are_made_one_by_one_where_something_comes_between_them(what, trai
 
 
 def test_the_steps_of_a_call_are_stopped_and_saved_after_it(trainer):
-    """A signal in the middle of a call: the call is finished, and what is saved is the state after it."""
+    """A signal in the middle of a call: the call finishes, and the checkpoint has the state after it."""
     import signal
 
     class Sends(fp.Callback):

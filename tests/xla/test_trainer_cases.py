@@ -30,7 +30,7 @@ def fitted(trainer, accelerator, kind, callbacks=(), val=None, rows=ROWS, **give
 
 
 def alike(trainer, kind, devices=1, xla=None, **given):
-    """Train with both; weights, buffers, metrics and the number of steps agree."""
+    """Train with both. Assert equal weights, buffers, metrics and numbers of steps."""
     wanted = fitted(trainer, "cpu", kind, **given)
     found = fitted(trainer, "xla", kind, devices=devices, **{**given, **(xla or {})})
     assert found.global_step == wanted.global_step
@@ -50,7 +50,7 @@ class Normed(Steady):
 
 
 class Skips(Normed):
-    """Leaves out short batches, but for what BatchNorm has seen of them."""
+    """Skips short batches, except for their effect on BatchNorm."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -90,7 +90,7 @@ def test_a_validation_step_knows_its_loader(loaders, trainer):
 
 
 class Deep(Steady):
-    """Reads numbers of a submodule, a list and its hyper-parameters; each changes with the epoch."""
+    """Reads numbers of a submodule, a list and its hyper-parameters. Each changes with the epoch."""
 
     def __init__(self):
         super().__init__()
@@ -213,7 +213,7 @@ def test_buffers_frozen_parameters_averaged_weights_and_rates_that_a_callback_se
 
 
 class Teacher(Steady):
-    """A teacher follows the student; its parameters are given new data, as many a published program has it."""
+    """A teacher follows the student. Its parameters get new data, as in many published programs."""
 
     def __init__(self):
         super().__init__()
@@ -231,7 +231,7 @@ def test_parameters_that_are_given_new_data_have_it(trainer):
 
 
 class Sharper(Steady):
-    """From its second epoch on, with another activation and another loss."""
+    """From its second epoch on, uses another activation and another loss."""
 
     def __init__(self):
         super().__init__()
@@ -251,7 +251,7 @@ def test_an_exchanged_layer_or_loss_counts(trainer):
 
 
 class Counts(Steady):
-    """Logs what isn't a mean."""
+    """Logs values that aren't means."""
 
     def training_step(self, batch, batch_idx):
         losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
@@ -292,7 +292,7 @@ def test_distributions_are_captured_without_looking_at_their_arguments(trainer, 
 
 
 class Weighs(Steady):
-    """Makes a mask of tensors that come of no batch, as the masks of transformers are made."""
+    """Makes a mask of tensors that don't come from a batch, like the masks of transformers."""
 
     def validation_step(self, batch, batch_idx):
         place = torch.arange(len(batch[0]))

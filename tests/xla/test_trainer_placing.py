@@ -1,4 +1,4 @@
-"""Where things lie with `accelerator="xla"`: batches that are on the devices before their step, and weights in parts."""
+"""Placement with `accelerator="xla"`: batches that are on the devices before their step, and sharded weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xla.trained import Steady, equal, worst
 
 
 def batches(rows=45, size=10):
-    """A list of batches, which any thread may take."""
+    """A list of batches, which any thread may read."""
     x, y = dataset(rows).tensors
     return list(zip(x.split(size), y.split(size), strict=True))
 
@@ -32,7 +32,7 @@ def fitted(trainer, model=None, data=None, val=None, **given):
 
 @pytest.fixture
 def placing(monkeypatch):
-    """The names of the threads that have put batches onto the devices."""
+    """Names of the threads that have put batches onto the devices."""
     threads = []
     place = BatchPlacement.place
 
@@ -90,7 +90,7 @@ def test_tensors_are_cut_along_the_longest_dimension_that_the_devices_divide():
 
 
 class Wide(Steady):
-    """With a layer that is worth sharing out, and BatchNorm."""
+    """With a layer that is large enough to shard, and BatchNorm."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class Wide(Steady):
 
 
 class Sizes(fp.Callback):
-    """Looks at how much of each tensor of the state one device has."""
+    """Records the part of each state tensor on one device."""
 
     sees_weights = False
 
@@ -115,7 +115,7 @@ Sizes.__module__ = "footplate.callbacks.early_stopping"
 
 @pytest.mark.slow
 def test_weights_in_parts_train_like_whole_ones_on_one_device(trainer, tmp_path):
-    """Odd batches, BatchNorm over the whole batch, windows; the checkpoint is an ordinary one, continued on the CPU."""
+    """Odd batches, BatchNorm over the whole batch, windows. The checkpoint is an ordinary one, and the CPU continues it."""
     ends, states, sizes = [], [], Sizes()
     for name, given in (("cpu", {}), ("xla", {"devices": 4, "strategy": "fsdp", "callbacks": sizes})):
         torch.manual_seed(0)

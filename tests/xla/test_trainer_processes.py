@@ -1,4 +1,4 @@
-"""Two processes with two devices each train one model, as one process with four does, and one on the CPU."""
+"""Two processes with two devices each train one model, like one process with four devices, and like the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def ports():
-    """Two free ports, one after the other."""
+    """Two free ports in sequence."""
     while True:
         port = port_of_ours()
         with contextlib.suppress(OSError):
@@ -31,7 +31,7 @@ def ports():
 
 
 def environment(root):
-    """That of this process, without what was set for its own devices, and with the tests' modules."""
+    """Environment of this process with the tests' modules on the path, without the settings for its own devices."""
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "WORLD_SIZE", "RANK")}
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     clean |= {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(root / "cache")}
@@ -39,7 +39,7 @@ def environment(root):
 
 
 def asked(root, accelerator, processes, *, model="steady", train=("shared", 40), val=("shared", 18), **given):
-    """What `process.py` is asked for. The global batch has 8 rows, of 4 devices."""
+    """The request to `process.py`. The global batch has 8 rows, of 4 devices."""
     callbacks = {name: given.pop(name, False) for name in ("looks", "stops", "dies", "raises")}
     devices = 1 if accelerator == "cpu" else 4 // processes
     trainer = {"accelerator": accelerator, "devices": devices, "default_root_dir": str(root), "max_epochs": 2} | given
@@ -49,7 +49,7 @@ def asked(root, accelerator, processes, *, model="steady", train=("shared", 40),
 
 
 def run(root, accelerator, processes, **given):
-    """Start them, wait for all, and return (exit code, output) of each."""
+    """Start the processes, wait for all, and return (exit code, output) of each."""
     words, port, children = asked(root, accelerator, processes, **given), ports(), []
     for rank in range(processes):
         told = {"WORLD_SIZE": str(processes), "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -64,7 +64,7 @@ def run(root, accelerator, processes, **given):
 
 
 def ended(children):
-    """The output and exit code of each, in the end."""
+    """Output and exit code of each process at its end."""
     try:
         return [(child.communicate(timeout=400)[0], child.returncode) for child in children]
     finally:
@@ -73,7 +73,7 @@ def ended(children):
 
 
 def metrics(found):
-    """What each process has printed at its end."""
+    """Metrics that each process has printed at its end."""
     assert [code for _, code in found] == [0] * len(found), "\n".join(output for output, _ in found)
     return [json.loads(output.splitlines()[-1]) for output, _ in found]
 
@@ -83,7 +83,7 @@ def state(root):
 
 
 def compare(root, found, other, wanted):
-    """Weights, what the optimizer remembers, and metrics."""
+    """Compare weights, optimizer states and metrics."""
     mine, theirs = state(root), state(other)
     assert mine["global_step"] == theirs["global_step"]
     for name, value in theirs["state_dict"].items():
@@ -107,7 +107,7 @@ def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(tmp_path
     "given", [{}, {"sync_batchnorm": True, "iterations_per_loop": 2}, {"strategy": "fsdp"}], ids=str
 )
 def test_rows_that_the_processes_do_not_divide_count_as_in_one_process(given, tmp_path):
-    """The last batch has 3 rows of 8, so that one process has 1 and the other 2; dropout and BatchNorm are as in one."""
+    """The last batch has 3 of 8 rows, so one process has 1 and the other 2. Dropout and BatchNorm act as in one process."""
     given = {"model": "drawing", "train": ("shared", 43), "val": ("shared", 13), **given}
     wanted, found = (run(tmp_path / str(processes), "xla", processes, **given) for processes in (1, 2))
     compare(tmp_path / "2", found, tmp_path / "1", wanted)
@@ -116,7 +116,7 @@ def test_rows_that_the_processes_do_not_divide_count_as_in_one_process(given, tm
 
 @pytest.mark.slow
 def test_a_window_of_two_processes_is_ended_by_the_cpu_and_followed_by_them_again(tmp_path):
-    """Weights in parts; the last batch of an epoch has one row, so that one process has none."""
+    """Sharded weights. The last batch of an epoch has one row, so one process has none."""
     given = {"model": "wide", "train": ("shared", 41), "val": ("shared", 9), "accumulate_grad_batches": 3}
     wanted = run(tmp_path / "cpu", "cpu", 1, **given)
     root = tmp_path / "carried"
@@ -130,7 +130,7 @@ def test_a_window_of_two_processes_is_ended_by_the_cpu_and_followed_by_them_agai
 
 @pytest.mark.slow
 def test_processes_with_loaders_of_their_own_end_an_epoch_together_and_evaluate_what_they_have(tmp_path):
-    """The first has five batches to train on and to evaluate, the other one; a callback looks at the weights each time."""
+    """The first process has five batches each way, the other one. A callback reads the weights each time."""
     own = {"train": ("own", 20), "val": ("own", 20)}
     one, other = metrics(run(tmp_path, "xla", 2, model="wide", strategy="fsdp", looks=True, **own))
     assert one["val_loss"] == other["val_loss"]
@@ -147,7 +147,7 @@ def test_batches_that_differ_in_more_than_their_rows_are_refused_by_both(tmp_pat
 
 @pytest.mark.slow
 def test_when_one_process_raises_the_other_does_not_wait_for_it_for_ever(tmp_path):
-    """Nor does it end as if all were well. Without a launcher, that is, which would end it sooner."""
+    """It doesn't end as if it had succeeded either. There is no launcher here, which would end it sooner."""
     (output, code), (raised, other) = run(tmp_path, "xla", 2, raises=True)
     assert other == 1, raised
     assert "RuntimeError: no such thing here" in raised
@@ -156,7 +156,7 @@ def test_when_one_process_raises_the_other_does_not_wait_for_it_for_ever(tmp_pat
 
 @pytest.mark.slow
 def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(tmp_path):
-    """JAX aborts the other one: the launcher says what was first. Two machines' commands, on one."""
+    """JAX aborts the other process. The launcher reports the first failure. One machine runs two machines' commands."""
     wanted = run(tmp_path / "cpu", "cpu", 1)
     root, port = tmp_path / "xla", str(ports())
     common = ["--nnodes", "2", "--np", "2", "--master-addr", "127.0.0.1", "--master-port", port, "-m", "xla.process"]

@@ -1,4 +1,4 @@
-"""Which devices a trainer gets with XLA, and what is refused before any work begins."""
+"""The trainer's choice of devices with XLA, and refusals before any work begins."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_a_process_that_is_terminated_saves_and_another_continues_bit_for_bit(tm
 
 
 class Slots(Steady):
-    """Computes with the ids of its rows, which are whole numbers, before it learns."""
+    """Computes with the ids of its rows, which are integers, before it learns."""
 
     def __init__(self, slots) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class Slots(Steady):
 
 
 def of_ids(tmp_path, ids, slots, **given):
-    """The sum of slots that a step of XLA logs for some ids."""
+    """Sum of slots that a step of XLA logs for some ids."""
     trainer = fp.Trainer(
         accelerator="xla", devices=1, max_epochs=1, log_every_n_steps=1, default_root_dir=tmp_path,
         logger=False, enable_progress_bar=False, enable_model_summary=False, **given,

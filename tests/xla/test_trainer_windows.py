@@ -36,7 +36,7 @@ class ByHand(Steady):
 
 
 class Clips(Steady):
-    """Has its own way of clipping and of going backward."""
+    """Overrides clipping and the backward pass."""
 
     def backward(self, loss):
         (2 * loss).backward()
@@ -46,7 +46,7 @@ class Clips(Steady):
 
 
 class Unsized:
-    """Batches whose number nobody knows."""
+    """Batches of unknown number."""
 
     def __iter__(self):
         return iter(loader(115, shuffle=False))

@@ -1,4 +1,4 @@
-"""What a training step may be beyond one loss and one optimizer: five steps against eager torch, in double precision."""
+"""Training steps beyond one loss and one optimizer: five steps against eager torch, in double precision."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Programs:
             self.made[ends] = one, step
 
     def fit(self, module: Any, optimizer: Any, batches: list[Any]) -> list[float]:
-        """Train; module and optimizer are then as if they had been trained."""
+        """Train, and update module and optimizer."""
         gradients = self.window > 1
         state, losses = arrays_of(state_of(module, optimizer, gradients)), []
         for index, batch in enumerate(batches):
@@ -115,7 +115,7 @@ def check(name: str) -> None:
         losses = programs.fit(module, mine, batches[:3])
     assert losses == pytest.approx(eager(reference, other, batches[:3]), rel=tolerance)
     assert worst(module, reference) <= tolerance
-    # What the optimizer remembers is torch's too: eager torch goes on from there, and XLA from what eager torch has.
+    # The optimizer's state is torch's too: eager torch continues from XLA's state, and XLA from eager torch's.
     eager(module, mine, batches[3:5])
     eager(reference, other, batches[3:5])
     assert worst(module, reference) <= tolerance
@@ -200,7 +200,7 @@ def test_a_momentum_that_goes_up_and_down_is_that_of_eager_torch(name):
 
 
 class Lion(torch.optim.Optimizer):
-    """As its authors wrote it down (Chen et al., 2023); `begins` says what it remembers at first."""
+    """Lion as its authors published it (Chen et al., 2023); `begins` is its initial state."""
 
     def __init__(self, params, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1, begins="zeros"):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "begins": begins})
@@ -371,7 +371,7 @@ def test_metrics_in_their_functional_form_are_part_of_the_program():
 
 
 class Hooked(Small):
-    """Overrides what may be overridden."""
+    """Overrides all hooks that it may override."""
 
     def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""What the trainer's tests with XLA train, and how they compare it."""
+"""Modules and comparisons of the trainer's tests with XLA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Steady(Classifier):
-    """Draws nothing, so that torch and XLA can be compared; SGD, whose steps don't magnify rounding."""
+    """Uses no random numbers, so that torch and XLA can be compared. SGD's steps don't magnify rounding."""
 
     def __init__(self, every: str = "step") -> None:
         super().__init__()
@@ -35,13 +35,13 @@ class Steady(Classifier):
 
 
 def worst(found: nn.Module, wanted: nn.Module) -> float:
-    """The largest difference between the states of two modules."""
+    """Largest difference between the states of two modules."""
     mine, theirs = found.state_dict(), wanted.state_dict()
     return max(float((mine[name].double() - theirs[name].double()).abs().max()) for name in mine)
 
 
 def equal(found: Any, wanted: Any) -> bool:
-    """Whether two nested states agree bit for bit."""
+    """Return True if two nested states agree bit for bit."""
     if isinstance(found, torch.Tensor):
         return torch.equal(found, wanted)
     if isinstance(found, dict):

@@ -1,4 +1,4 @@
-"""A checkpoint that several write: there when all have written, and else not at all."""
+"""A checkpoint with several writers: it exists when all have written, and not before."""
 
 from __future__ import annotations
 

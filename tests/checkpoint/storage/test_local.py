@@ -1,4 +1,4 @@
-"""Checkpoints on a disk, killed before every single thing that is done to the file system."""
+"""Checkpoints on a disk, with a kill before every single file operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOUCHES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink
 
 
 def killed_before(number: int, work: Callable[[], None]) -> bool:
-    """Do some work in a process that dies before its `number`-th touch of the file system; whether it died."""
+    """Run some work in a process that dies before its `number`-th file operation. Return True if it died."""
     process = os.fork()
     if process == 0:
         left = number
@@ -43,7 +43,7 @@ def killed_before(number: int, work: Callable[[], None]) -> bool:
 
 
 def save(directory: Path, number: int, same: bool) -> None:
-    """What a saver that keeps the latest does, under a new name or always the same one."""
+    """Save like a callback that keeps the latest checkpoint, under a new name or always the same one."""
     path = directory / ("a.ckpt" if same else f"{number}.ckpt")
     checkpoint.sweep(directory)
     older = [one for one in checkpoint.find(directory) if one != path]
@@ -54,7 +54,7 @@ def save(directory: Path, number: int, same: bool) -> None:
 
 
 def check(directory: Path, done: int, begun: int) -> None:
-    """What must hold after `save` number `done` was finished and `begun` was perhaps begun."""
+    """Check the directory after `done` finished saves, when save `begun` has possibly begun."""
     for swept in (False, True):
         if swept:
             checkpoint.sweep(directory)

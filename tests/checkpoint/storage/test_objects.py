@@ -65,7 +65,7 @@ def gcs(gcs_port: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(params=["s3", "gcs"])
 def remote(request: pytest.FixtureRequest) -> str:
-    """A directory on either."""
+    """A directory on either service."""
     return request.getfixturevalue(request.param)
 
 
@@ -81,7 +81,7 @@ def write(uri: str, **state: Any) -> str:
 
 
 def names(uri: str) -> list[str]:
-    """All objects below a URI; states without their unique part."""
+    """All objects below a URI; state files without their unique part."""
     place = to_place(uri)
     found = store_of(place)._list(place)
     return sorted("state" if "/state" in name and "ckpt" not in name.rpartition("/")[2] else name for name in found)
@@ -323,7 +323,7 @@ def test_killed_at_any_moment_of_an_upload_what_is_left_is_whole(mode, s3, tmp_p
 
 
 class Flaky:
-    """A wire to S3 that breaks now and then (`percent` of what goes through it), or for as long as it is `down`."""
+    """A connection to S3 that breaks at random (`percent` of the requests), or as long as it is `down`."""
 
     def __init__(self, target: int) -> None:
         self.target, self.down, self.percent, self.broken = target, False, 0, 0

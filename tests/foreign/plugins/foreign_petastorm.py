@@ -41,7 +41,7 @@ class _Hooks:
 
     @staticmethod
     def pytest_logger_config(logger_config: object) -> None:
-        """Of pytest-logger."""
+        """A hook of pytest-logger."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

@@ -28,7 +28,7 @@ def marked(mark: str) -> set[int]:
 
 
 def end(mark: str, spared: set[int] = frozenset(), limit_s: float = 10.0) -> set[int]:
-    """Kill the processes with a mark, and those that they start meanwhile. Return the killed processes."""
+    """Kill the processes with a mark, including those that they start meanwhile. Return the killed processes."""
     ended: set[int] = set()
     until = time.monotonic() + limit_s
     while (remaining := marked(mark) - spared) and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Accelerators as another package would bring them: one that works, one whose hardware is absent, and none at all.
+"""Accelerators of another package: one that works, one whose hardware is absent, and one that doesn't exist.
 
 The entry point `broken` names a class that this module does not have.
 """
@@ -11,7 +11,7 @@ from footplate.hardware.base import Accelerator, Device
 
 
 class Toy(Accelerator):
-    """Two imaginary devices, preferred over everything; the CPU does the work."""
+    """Two imaginary devices, preferred over all others. The CPU does the work."""
 
     name = "toy"
     priority = 100
@@ -34,7 +34,7 @@ class Toy(Accelerator):
 
 
 class Shy(Toy):
-    """Preferred even more, but fails when it is asked whether it is there."""
+    """Preferred even more, but its check for hardware raises an error."""
 
     name = "shy"
     priority = 200

@@ -1,4 +1,4 @@
-"""The places of the conformance suite, each made when its first test comes; and a Vertex AI for single attempts."""
+"""Backends of the conformance suite, each created for its first test; and a Vertex AI for single attempts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PLACES = [
 
 @pytest.fixture(scope="package")
 def stack() -> Iterator[ExitStack]:
-    """What ends the places, before other folders' tests, which would find a Ray that still runs here."""
+    """Closes the backends before the tests of other folders, which would find a running Ray."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture(scope="package")
 def made(stack: ExitStack) -> Callable[[str], Place]:
-    """Makes a place, or finds the one that was made."""
+    """Return a backend, and create it at the first request."""
 
     @functools.cache
     def make(name: str) -> Place:
@@ -53,7 +53,7 @@ def made(stack: ExitStack) -> Callable[[str], Place]:
 def place(
     request: pytest.FixtureRequest, made: Callable[[str], Place], bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    """Where the test's jobs run."""
+    """The backend on which the test's jobs run."""
     there = made(request.param)
     bench.backend, bench.options = there.kind.backend, there.options
     if there.kind.bucket is not None:
@@ -66,7 +66,7 @@ def place(
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """Vertex AI that runs nothing, for an attempt in this process, which asks it in quick succession."""
+    """A Vertex AI that runs no jobs, for an attempt in this process that polls it at short intervals."""
     from footplate.jobs.backends.vertex import attempt
 
     made = Cloud("", tmp_path)

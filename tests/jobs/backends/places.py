@@ -1,6 +1,6 @@
-"""Places in which the conformance suite runs jobs, and what can happen there that no job can do to itself.
+"""Backends for the conformance suite, with faults that a job can't cause itself.
 
-All cases hold in all places. Where what is to be seen of them differs, `Kind` says in what, and why it must.
+All cases apply to all backends. `Kind` describes the visible differences between backends, and their reasons.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from jobs.conftest import Bench, until
 
 @dataclass(frozen=True)
 class Kind:
-    """What is to be seen of jobs in the places of a backend.
+    """Visible properties of jobs on a backend.
 
     Attributes:
-        backend: its name.
-        bucket: below it job directories lie; None: on this machine's disk. Vertex AI's machines see none of ours.
-        tells_each_end: whether each replica's end is told. Vertex AI tells an exit code of one replica, and of a job that
-            has succeeded, none: so did its master. The others "ended with its job".
-        keeps_bytes: whether output is kept as it was written. Cloud Logging keeps entries, and each becomes a line, the
-            last one too, if it had no end.
+        backend: its name. bucket: the bucket above the job directories; None if they are on this machine's disk. Vertex
+        AI's machines can't see
+            our disk.
+        tells_each_end: True if the end of each replica is reported. Vertex AI reports the exit code of one replica only,
+        and
+            none for a job that has succeeded, which means that its master succeeded. The other replicas "ended with its
+            job".
+        keeps_bytes: True if output is kept byte for byte. Cloud Logging keeps entries, and each becomes a line, including a
+            last one without a line end.
     """
 
     backend: str
@@ -37,29 +40,29 @@ class Kind:
 
 
 class Place(Protocol):
-    """A real place of a backend's kind."""
+    """A real instance of a backend."""
 
     @property
     def kind(self) -> Kind:
-        """What it is like."""
+        """Its visible properties."""
         ...
 
     @property
     def options(self) -> Mapping[str, str]:
-        """Those of the command line by which it is found."""
+        """The command-line options of this instance."""
         ...
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Those of the environment by which it is found."""
+        """The environment variables of this instance."""
         ...
 
     def lose_a_machine(self, bench: Bench) -> None:
-        """Have a machine die that runs replicas of `my_job`, as hard as can be."""
+        """Kill a machine that runs replicas of `my_job`, as abruptly as possible."""
         ...
 
     def close(self) -> None:
-        """A test is over: nothing of its jobs may be left."""
+        """Clean up after a test: no process of its jobs may remain."""
         ...
 
 
@@ -71,7 +74,7 @@ class ThisMachine:
     variables = options
 
     def lose_a_machine(self, bench: Bench) -> None:
-        """As after a power cut: of the job nothing is left, and the machine has started anew."""
+        """Simulate a power cut: all processes of the job are gone, and the machine has rebooted."""
         pid = bench.supervisor()
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -79,4 +82,4 @@ class ThisMachine:
         bench.jobs.store.own("my_job", {"pid": os.getpid(), "began": 1.0, "boot": "another"})
 
     def close(self) -> None:
-        """The bench ends what is left."""
+        """Nothing to do: the bench ends all remaining processes."""

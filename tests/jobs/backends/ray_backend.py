@@ -28,7 +28,7 @@ class RayCluster:
 
     Attributes:
         client: its Jobs API.
-        home: in which both of its nodes keep packages.
+        home: the directory in which both nodes keep packages.
     """
 
     kind = Kind("ray")
@@ -36,7 +36,7 @@ class RayCluster:
 
     def __init__(self, cluster: Any, address: str, home: str) -> None:
         self._cluster = cluster
-        self.home = Path(home)  # of its nodes
+        self.home = Path(home)
         self._address = address
         self.client = Client(address)
         self._second: Any = None
@@ -44,18 +44,18 @@ class RayCluster:
 
     @property
     def options(self) -> Mapping[str, str]:
-        """Where it takes jobs."""
+        """The command-line options of this cluster."""
         return {"address": self._address}
 
     def whole(self) -> None:
-        """See that there are two nodes."""
+        """Start the second node if it is missing."""
         if self._second is None:
             with _at_home(str(self.home)):
                 self._second = self._cluster.add_node(**SMALL)
         until(lambda: len(self._nodes()) == 2)
 
     def lose_a_machine(self, bench: Bench) -> None:
-        """Kill the second node, with all that runs on it."""
+        """Kill the second node and everything that runs on it."""
         raylet = psutil.Process(self._second.all_processes["raylet"][0].process.pid)
         for one in [raylet, *raylet.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -64,7 +64,7 @@ class RayCluster:
         self._second = None
 
     def close(self) -> None:
-        """Stop what a test has left."""
+        """Stop the jobs that a test has left."""
         from ray.job_submission import JobSubmissionClient
 
         ray = JobSubmissionClient(self._address)
@@ -84,10 +84,10 @@ class RayCluster:
 
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
-    """The cluster; its nodes keep packages in a home of their own."""
+    """The cluster. Its nodes keep packages in a home of their own."""
     from ray.cluster_utils import Cluster
 
-    place = tempfile.mkdtemp(prefix="fp", dir="/tmp")  # the names of Ray's sockets must be short
+    place = tempfile.mkdtemp(prefix="fp", dir="/tmp")  # the paths of Ray's sockets must be short
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     try:
@@ -104,7 +104,7 @@ def ray_cluster() -> Iterator[RayCluster]:
 
 @contextlib.contextmanager
 def _at_home(home: str) -> Iterator[None]:
-    """What is started meanwhile keeps packages there, and its `python` is the one with Ray."""
+    """Processes started within this context keep packages in this home, and their `python` is the one with Ray."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FOOTPLATE_HOME", home)
         patch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)

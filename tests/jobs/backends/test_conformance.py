@@ -1,6 +1,6 @@
-"""What every place in which jobs run must do, with real places: the same programs, the same kills, the same outcome.
+"""Contract of every backend that runs jobs, tested on real instances: the same programs, kills and outcomes.
 
-A place that comes new needs a `Place` (`places.py`) and a line in `conftest.py`.
+A new backend needs a `Place` (`places.py`) and a line in `conftest.py`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_several_jobs_at_once_each_come_to_their_own_end(bench: Bench, place: Pl
         """
     )
     names = ("raises", "mistaken")
-    alone = place.kind.backend == "local"  # this machine may have no room for all of them at once
+    alone = place.kind.backend == "local"  # this machine may not have the cores for all of them at once
     together = () if alone else names
     for name in names:
         bench.submit(name, args=(name, " ".join(together)))

@@ -1,4 +1,4 @@
-"""A job on a Ray cluster that can't be reached any more: what its supervisor says, and when it gives it up."""
+"""A job on a Ray cluster that is no longer reachable: the messages of its supervisor, and when it gives up."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision import supervisor
 
-ADDRESS = "http://127.0.0.1:1"  # where nobody listens
+ADDRESS = "http://127.0.0.1:1"  # no process listens here
 LEFT = f"the Ray cluster at {ADDRESS} can't be told to end the job, which may go on there: ray job stop "
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    """A home in which supervisors, which are this process, have no patience."""
+    """A home whose supervisors, in this process, have a short time limit."""
     monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path))
     monkeypatch.delenv("FOOTPLATE_STORE", raising=False)
     monkeypatch.setattr(supervisor, "GRACE_S", 0.0)
@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
 
 
 def submitted(home: Home, state: State, waited_s: float = 0.0, **spec: Any) -> tuple[Store, Job]:
-    """A job whose first attempt a supervisor, which is dead now, has handed to the cluster."""
+    """A job whose first attempt was handed to the cluster by a supervisor that has died."""
     place = {"address": ADDRESS}
     plan = Execution("my_job", (Role("master", 1),), (), None, "/work", 604800.0, "digest", "", "", spec, place)
     since = time.time() - waited_s

@@ -1,4 +1,4 @@
-"""The entry point judges messages of replicas: stand-ins for Ray and for the clock let minutes pass at once."""
+"""The entry point judges messages of replicas. Stand-ins for Ray and for the clock let minutes pass at once."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ trainingInput:
 
 
 class RayError(Exception):
-    """What Ray says of an actor that is no more."""
+    """Ray's error for an actor that has died."""
 
 
 class Unavailable(RayError):
-    """What it says of one that it can't reach now."""
+    """Ray's error for an actor that it can't reach now."""
 
 
 class Clock:
-    """Stands still, but for who waits."""
+    """A clock that advances only by waits."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -57,7 +57,7 @@ class Clock:
 
 @dataclass(eq=False)
 class Ref:
-    """An answer that is under way."""
+    """A pending answer."""
 
     at: float
     what: Any
@@ -65,11 +65,11 @@ class Ref:
 
 @dataclass(eq=False)
 class Actor:
-    """Answers what it is to, each after some seconds; then nothing any more, until it is told to end.
+    """Gives the scripted answers, each after some seconds; then none until it is told to end.
 
     Attributes:
-        answers: seconds, and what the replica says, or what Ray does.
-        last: what it answers then, each time.
+        answers: seconds, and the replica's message or Ray's error.
+        last: every further answer.
     """
 
     clock: Clock
@@ -79,7 +79,7 @@ class Actor:
     number: int = 0
 
     def __getattr__(self, name: str) -> Any:
-        """`actor.poll.remote(last)`, as Ray has it."""
+        """Ray's form of a call: `actor.poll.remote(last)`."""
         return SimpleNamespace(remote=lambda *args: Ref(self.clock.now, getattr(self, f"_{name}")(*args)))
 
     @property
@@ -108,7 +108,7 @@ class Actor:
 
 
 class Cluster:
-    """As much of Ray as an entry point asks that has its actors."""
+    """The parts of Ray that an entry point with running actors uses."""
 
     exceptions = SimpleNamespace(RayError=RayError, ActorUnavailableError=Unavailable)
 
@@ -135,7 +135,7 @@ class Cluster:
 
 
 class Placed(EntryPoint):
-    """An entry point whose actors are there."""
+    """An entry point whose actors exist."""
 
     def __init__(self, cluster: Cluster, actors: Sequence[Actor]) -> None:
         flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "gs://bucket/out"}
@@ -166,7 +166,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def ends(capfd: pytest.CaptureFixture[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """How each replica has ended, and what was the cause of it all."""
+    """End of each replica, and the cause of the job's end."""
     events = [json.loads(data) for source, data in said(capfd) if source == OURS]
     ended = {f"{one['role']}-{one['index']}": one["outcome"] for one in events if one["event"] == "ended"}
     return ended, events[-1]["failure"]

@@ -1,4 +1,4 @@
-"""What only a Ray cluster has, on a real one: accelerators that aren't there, drivers that die, nodes that fill up."""
+"""Cases that only a Ray cluster has, on a real one: missing accelerators, drivers that die, full nodes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_killed_driver_takes_its_replicas_along_and_is_not_the_programs_fault(
 
 
 def _driver(bench: Bench) -> psutil.Process:
-    """That of a job of this test."""
+    """The driver process of a job of this test."""
     drivers = [
         one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[-1:] == [entrypoint.__name__]
     ]

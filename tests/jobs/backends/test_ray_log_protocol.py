@@ -1,4 +1,4 @@
-"""The stream of an entry point: whatever replicas write comes out at its other end as it was."""
+"""The stream of an entry point: the output of replicas arrives unchanged at its other end."""
 
 from __future__ import annotations
 

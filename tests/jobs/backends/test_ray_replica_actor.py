@@ -1,4 +1,4 @@
-"""The actor of a replica, without Ray: what it says comes through once."""
+"""The actor of a replica, without Ray: its output arrives exactly once."""
 
 from __future__ import annotations
 

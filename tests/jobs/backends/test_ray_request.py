@@ -1,4 +1,4 @@
-"""What Ray would be asked for: pure, so without a cluster."""
+"""Requests to Ray: pure functions, tested without a cluster."""
 
 from __future__ import annotations
 

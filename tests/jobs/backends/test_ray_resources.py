@@ -1,4 +1,4 @@
-"""What replicas ask of a cluster: a spec runs on any cluster with cores, and never on other accelerators."""
+"""Resources that replicas request from a cluster: a spec runs on any cluster with cores, never on other accelerators."""
 
 from __future__ import annotations
 

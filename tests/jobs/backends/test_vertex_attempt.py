@@ -125,7 +125,7 @@ def test_who_may_not_cancel_it_hears_its_end_all_the_same(cloud, tmp_path, caplo
 
 
 def test_output_that_takes_longer_to_fetch_than_the_end_is_waited_for_is_fetched_whole(cloud, tmp_path, monkeypatch):
-    """As after days without a supervisor."""
+    """The situation after days without a supervisor."""
     cloud.page = 1
     monkeypatch.setattr(logs, "PAGES", 1)
     monkeypatch.setattr(attempt, "ENDING_S", 0.5)

@@ -1,4 +1,4 @@
-"""What Google may answer, each in a sentence that says what to do; and to whom a token goes."""
+"""Google's possible answers, each in a sentence that says what to do; and the recipients of a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One CustomJob for an attempt, whatever gets lost between here and a server on loopback."""
+"""One CustomJob for an attempt, whichever messages are lost between here and a server on loopback."""
 
 from __future__ import annotations
 

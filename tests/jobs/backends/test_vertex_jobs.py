@@ -1,4 +1,4 @@
-"""What only Vertex AI has, with real supervisors here and real processes behind a server on loopback."""
+"""Cases that only Vertex AI has, with real supervisors and with real processes behind a server on loopback."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_in_an_image_of_the_users_the_package_is_installed_first(bench: Bench, p
 
 
 def test_cancelled_while_nobody_looks_after_it_the_custom_job_is_cancelled_too(bench: Bench, place: VertexProject):
-    """The supervisor is killed when it has asked for the job, and had no answer: whoever comes next must find it."""
+    """The supervisor is killed after its request for the job, before the answer. The next supervisor must find the job."""
     place.cloud.troubles.append(Trouble("POST", "customJobs$", None, done=True))
     bench.program("time.sleep(600)")
     bench.submit()

@@ -1,4 +1,4 @@
-"""From entries of Cloud Logging to files: no line lost, none twice."""
+"""Entries of Cloud Logging become files: no line lost, none twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def entry(number: int, at: int, task: str = "workerpool0-0") -> dict:
     kills=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 40)), max_size=4),
 )
 def test_killed_at_any_byte_no_line_is_lost_and_none_is_written_twice(tmp_path_factory, counts, overlap, kills):
-    """Each page brings what is new and some of what was known; a kill cuts a file off after some bytes of a page."""
+    """Each page has new entries and some known ones. A kill truncates a file after some bytes of a page."""
     folder = tmp_path_factory.mktemp("attempt")
     lines = [entry(number, number, ("workerpool0-0", "workerpool1-0")[number % 2]) for number in range(sum(counts))]
     kills_at = dict(kills)
@@ -69,7 +69,7 @@ def test_a_page_is_no_end_of_a_log(cloud, tmp_path):
 def test_entries_that_cannot_be_noted_are_new_the_next_time(tmp_path):
     output = Output(RecordFile(tmp_path))
     assert output.add([entry(1, 0)]) == 1
-    (tmp_path / "vertex.json.part").mkdir()  # as good as a full disk
+    (tmp_path / "vertex.json.part").mkdir()  # has the effect of a full disk
     with pytest.raises(OSError, match="directory"):
         output.add([entry(2, 1)])
     (tmp_path / "vertex.json.part").rmdir()

@@ -1,4 +1,4 @@
-"""What Vertex AI says of an end, and what that means for the job."""
+"""Vertex AI's description of an end, and its meaning for the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from footplate.jobs.backends.vertex.outcome import failure, outcome
 
 
 def nothing(role: str, index: int) -> str:
-    """What a replica says that says nothing."""
+    """An empty message of a replica."""
     return ""
 
 
@@ -50,7 +50,7 @@ def test_a_final_state_without_a_word_is_a_failure_too(state, kind, mistake, tex
 
 @pytest.mark.parametrize("error", [None, {"code": 3, "message": EXITED.format("workerpool0-0", 143)}])
 def test_a_job_that_vertex_ai_ends_when_its_time_is_over_has_taken_too_long(error):
-    """Its clock and the supervisor's begin at about the same time, and either may be the first."""
+    """Vertex AI's clock and the supervisor's begin at about the same time, and either limit may pass first."""
     job = {
         "state": "JOB_STATE_FAILED" if error else "JOB_STATE_CANCELLED",
         "jobSpec": {"scheduling": {"timeout": "3600s"}},

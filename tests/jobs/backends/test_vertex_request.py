@@ -1,4 +1,4 @@
-"""The requests, parsed by the protos of Google's own libraries, and what of a package is in them."""
+"""The requests, parsed by the protos of Google's own libraries, and their part of a package."""
 
 from __future__ import annotations
 

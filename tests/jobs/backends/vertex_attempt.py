@@ -1,4 +1,4 @@
-"""One attempt at a Vertex AI on loopback (the fixture `cloud`), in the test's own process."""
+"""One attempt at a job on a loopback Vertex AI (the fixture `cloud`), in the test's own process."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PATIENCE_S = 60.0
 
 
 def wish() -> dict[str, Any]:
-    """The request that creates it."""
+    """The request that creates the attempt."""
     return {"displayName": "my_job", "labels": {LABEL: mark(KEY)}, "jobSpec": {"workerPoolSpecs": []}}
 
 
 def begin(folder: Path, body: Callable[[], dict[str, Any]] = wish) -> CustomJob:
-    """Begin it, or take it up."""
+    """Begin the attempt, or adopt it if it exists."""
     replica_ids = [("master", 0), ("worker", 0)]
     return CustomJob(Client("my-project", "us-central1"), PLACE, KEY, folder, replica_ids, 1, body)
 
 
 def created(cloud: Cloud) -> Run:
-    """A CustomJob with its label, which somebody else has created."""
+    """A CustomJob with the attempt's label that another process has created."""
     return cloud.create(PLACE.removeprefix("/v1/"), wish())
 
 
 def until(one: CustomJob, condition: Callable[[], object]) -> None:
-    """Hear it until something is true."""
+    """Read the attempt's events until a condition is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         one.wait(0.05)

@@ -1,4 +1,4 @@
-"""Vertex AI, Cloud Logging and Cloud Storage on loopback, for a whole session, as a place in which jobs run."""
+"""Vertex AI, Cloud Logging and Cloud Storage on loopback, for a whole session, as a backend that runs jobs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class VertexProject:
         }
 
     def lose_a_machine(self, bench: Bench) -> None:
-        """Switch its machines off."""
+        """Switch off the job's machines."""
         self.cloud.runs[-1].lost.set()
 
     def close(self) -> None:
-        """Switch off what a test has left, and forget it."""
+        """Switch off the remaining machines of a test, and clear the state."""
         self.cloud.renew()
 
 
 @contextlib.contextmanager
 def vertex_project() -> Iterator[VertexProject]:
-    """The project; its machines have their disks in a directory of their own."""
+    """The project. Its machines have their disks in a directory of their own."""
     port = free_port()
     with tempfile.TemporaryDirectory() as directory, serve_gcs(port):
         cloud = Cloud(f"127.0.0.1:{port}", Path(directory))

@@ -1,13 +1,14 @@
-"""The machines behind the Vertex AI of the tests: each replica of a CustomJob is a process of this machine.
+"""Machines of the tests' Vertex AI: each replica of a CustomJob is a process of this machine.
 
-It is started as its container would be, with the command of the request, and what the image brings is done here:
+Each process starts like its container, with the command of the request. The image's part is done here:
 
-    pythonPackageSpec    an image of Google's: the packages put where Python finds them, `python -m MODULE ARGUMENTS`
-    containerSpec        an image of the user's: COMMAND ARGUMENTS; `/gcs/BUCKET/…` is a copy of the object, and what pip
-                         installs is put beside it
+    pythonPackageSpec    one of Google's images: the packages are put where Python finds them,
+                         `python -m MODULE ARGUMENTS`
+    containerSpec        an image of the user: COMMAND ARGUMENTS; `/gcs/BUCKET/…` is a copy of the object, and packages
+                         that pip installs are put beside it
 
-Both have `CLUSTER_SPEC`, the variables that the request names, and those of these tests, which stand for the service
-account: they tell where the bucket is. None outlives the tests.
+Both have `CLUSTER_SPEC`, the variables of the request, and those of these tests, which replace the service account: they
+have the address of the bucket. No process outlives the tests.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Replicas:
         pools: its `workerPoolSpecs`.
         storage: host and port of Cloud Storage.
         directory: their disk.
-        say: is told what they write: the task, and a line.
+        say: called with each line of output: the task, and the line.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Replicas:
         self._pools = pools
 
     def start(self) -> None:
-        """Start them."""
+        """Start the replicas."""
         pools = self._pools
         counts = [int(pool.get("replicaCount", 0)) for pool in pools]
         addresses = iter(free_addresses(HOST, sum(counts)))
@@ -65,22 +66,22 @@ class Replicas:
                 self._start(pool, {"cluster": cluster, "environment": "cloud", "task": task})
 
     def ended(self) -> dict[str, int]:
-        """Those that have ended, and how: a signal's number is negative."""
+        """Exit codes of the replicas that have ended. A signal's number is negative."""
         codes = {task: process.poll() for task, process in self._processes.items()}
         return {task: code for task, code in codes.items() if code is not None}
 
     @property
     def all_ended(self) -> bool:
-        """Whether none is left."""
+        """Return True if all replicas have ended."""
         return len(self.ended()) == len(self._processes)
 
     def ask(self) -> None:
-        """SIGTERM to all of them."""
+        """Send SIGTERM to all replicas."""
         for process in self._processes.values():
             process.terminate()
 
     def kill(self) -> None:
-        """As when their machines are switched off; they are gone when this returns, and what they wrote was told."""
+        """Switch off the machines. Return when all processes are gone and their output has been passed to `say`."""
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -119,17 +120,17 @@ class Replicas:
         reader.start()
 
     def _unpacked(self, uri: str, disk: Path) -> str:
-        """Where a source distribution from the bucket is."""
+        """The directory of an unpacked source distribution from the bucket."""
         with tarfile.open(self._fetched(uri.removeprefix("gs://"), disk)) as tar:
             tar.extractall(disk, filter="data")
         return str(disk / Path(uri).name.removesuffix(".tar.gz"))
 
     def _mounted(self, word: str, disk: Path) -> str:
-        """A word of a command, with a path of this machine for one below the mounted bucket."""
+        """A word of a command; a path below the mounted bucket becomes a path of this machine."""
         return str(self._fetched(word.removeprefix("/gcs/"), disk)) if word.startswith("/gcs/") else word
 
     def _fetched(self, name: str, disk: Path) -> Path:
-        """A copy of an object."""
+        """A local copy of an object."""
         files = GcsFileSystem(anonymous=True, scheme="http", endpoint_override=self._storage)
         copy = disk / "gcs" / name
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""Vertex AI and Cloud Logging on loopback: as much of them as a job meets.
+"""The parts of Vertex AI and Cloud Logging that a job uses, on loopback.
 
-It is written from Google's documentation and checks nothing but our side: that requests are what Google's protos allow
-(`test_vertex_request.py`), and that we live with what a service may do: answer late, twice, with 503 or not at all.
+It is written from Google's documentation and checks only our side: that requests are valid by Google's protos
+(`test_vertex_request.py`), and that we handle all answers of a service: late, twice, with 503 or no answer.
 
-A CustomJob's replicas are processes of this machine (`vertex_machines.py`). What they write are log entries. The job ends
-with its master, with the first replica that fails, when its time-out is over, when it is cancelled, or with a machine.
+Replicas of a CustomJob are processes of this machine (`vertex_machines.py`). Their output becomes log entries. The job ends
+with its master, with the first replica that fails, at its time-out, when it is cancelled, or with a machine.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _numbers = itertools.count(4_000_000_000)
 
 @dataclass
 class Trouble:
-    """What goes wrong with the next requests that fit.
+    """A fault in the next requests that match.
 
     Attributes:
-        method, path: which requests; the path is searched for.
-        answer: status and error to answer with; None closes the connection without an answer.
-        done: whether what was asked for happens all the same.
-        times: with how many of them.
+        method, path: the requests that match; the path is a pattern that is searched for.
+        answer: the status and error of the answer; None closes the connection without an answer.
+        done: carry out the request anyway.
+        times: the number of requests with this fault.
     """
 
     method: str
@@ -55,7 +55,7 @@ class Trouble:
 
 
 def error(code: int, message: str = "", status: str = "", **info: str) -> tuple[int, dict[str, Any]]:
-    """An answer of Google's that is an error."""
+    """A Google error response."""
     found: dict[str, Any] = {"code": code, "message": message, "status": status}
     if info:
         found["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "domain": "googleapis.com", **info}]
@@ -64,7 +64,7 @@ def error(code: int, message: str = "", status: str = "", **info: str) -> tuple[
 
 @dataclass
 class Run:
-    """A CustomJob, and what happens to it."""
+    """A CustomJob and its state."""
 
     resource: dict[str, Any]
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -79,15 +79,15 @@ class Cloud:
     """The services' state.
 
     Attributes:
-        runs: the CustomJobs, in the order in which they were created.
-        requests: all that was asked: method, path, headers, body.
-        troubles: what is going to go wrong.
-        page: entries that Cloud Logging gives at once, at most.
-        executes: whether CustomJobs are run.
+        runs: the CustomJobs, in the order of creation.
+        requests: all requests so far: method, path, headers, body.
+        troubles: the faults to come.
+        page: the largest number of entries in one answer of Cloud Logging.
+        executes: True if CustomJobs run.
 
     Args:
         storage: host and port of Cloud Storage.
-        directory: where its machines have their disks.
+        directory: the disks of its machines.
     """
 
     def __init__(self, storage: str, directory: Path) -> None:
@@ -103,7 +103,7 @@ class Cloud:
         self._threads: list[threading.Thread] = []
 
     def renew(self) -> None:
-        """End what is left, and forget all."""
+        """Stop everything that runs, and clear the state."""
         self.close()
         for one in (self.runs, self.entries, self.requests, self.troubles, self._threads):
             one.clear()
@@ -114,7 +114,7 @@ class Cloud:
         return [body for verb, where, _, body in self.requests if verb == method and re.search(path, where)]
 
     def say(self, run: Run, task: str, text: str, at: int | None = None, **more: Any) -> None:
-        """A log entry."""
+        """Add a log entry."""
         with self._lock:
             stamp = _stamp(time.time_ns() if at is None else at)
             self.entries.append({
@@ -126,7 +126,7 @@ class Cloud:
             })  # fmt: skip
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, dict[str, Any]]:
-        """What a request is answered with."""
+        """The response to a request."""
         with self._lock:
             if method == "POST" and path == "/v2/entries:list":
                 return 200, self._entries(body)
@@ -135,7 +135,7 @@ class Cloud:
                 if run is None:
                     return error(404, "CustomJob does not exist.", "NOT_FOUND")
                 if not found[2]:
-                    return 200, dict(run.resource)  # as it is now
+                    return 200, dict(run.resource)  # a copy of the current state
                 if run.resource["state"] in ENDED:
                     return error(400, "The job has ended.", "FAILED_PRECONDITION")
                 run.resource["state"] = "JOB_STATE_CANCELLING"
@@ -159,7 +159,7 @@ class Cloud:
         return run
 
     def close(self) -> None:
-        """All machines are lost; returns when nothing is left of them."""
+        """Lose all machines. Return when all their processes are gone."""
         for one in self.runs:
             one.lost.set()
         for thread in self._threads:
@@ -190,7 +190,7 @@ class Cloud:
         return {"entries": fitting[at : at + size], **more} if fitting else {}
 
     def _execute(self, run: Run) -> None:
-        """A job's life."""
+        """Run a job from its start to its end."""
         with tempfile.TemporaryDirectory(dir=self._directory) as scratch:
             try:
                 run.resource["state"] = "JOB_STATE_PENDING"
@@ -202,13 +202,13 @@ class Cloud:
                     how = self._run(run, replicas)
                 finally:
                     replicas.kill()
-            except Exception as trouble:  # a test that waits for the job's end is to see it
+            except Exception as trouble:  # shown to a test that waits for the job's end
                 self._end(run, "JOB_STATE_FAILED", 3, f"The server of the tests has failed: {trouble!r}")
                 raise
         self._end(run, *how)
 
     def _run(self, run: Run, replicas: Replicas) -> tuple[str, int, str]:
-        """Until it is to end; returns its last state, and code and message of its error."""
+        """Run the replicas until the job must end. Return its last state, and the code and message of its error."""
         with self._lock:
             run.resource["startTime"] = _stamp(time.time_ns())
             if not run.cancelled.is_set():
@@ -296,7 +296,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(cloud: Cloud) -> Iterator[str]:
-    """Serve it; the address."""
+    """Serve the cloud, and return the address."""
     server = _Server(("127.0.0.1", 0), _Handler)
     server.cloud = cloud
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

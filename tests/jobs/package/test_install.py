@@ -1,4 +1,4 @@
-"""Packages that are run after they were installed: real interpreters, a real pip, wheels made here, no network."""
+"""Packages that run after their installation: real interpreters, a real pip, wheels made here, no network."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(ready, *arguments: str) -> str:
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
-    """A directory in which pip looks for wheels, and nowhere else."""
+    """The only directory in which pip looks for wheels."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     return tmp_path / "wheels"
@@ -150,7 +150,7 @@ def test_a_failing_pip_says_why_and_which_requirement_and_leaves_nothing_half_do
     assert str(raised.value).startswith("requirements.txt: no-such_thing>=3 can't be installed. pip said:\n")
     assert "No matching distribution found for no-such_thing" in str(raised.value)
     assert "No matching distribution found for no-such_thing" in log.getvalue()
-    make_wheel(wheels, "no_such_thing", "3.1")  # it is there now: the next attempt begins anew
+    make_wheel(wheels, "no_such_thing", "3.1")  # it exists now: the next attempt starts from the beginning
     assert run(install(taken, project.home, log), "-c", "import no_such_thing as it; print(it.version)") == "3.1"
 
 

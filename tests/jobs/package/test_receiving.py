@@ -1,4 +1,4 @@
-"""A package that was sent: an archive of ours, or refused, whatever was sent."""
+"""A received package: a valid archive of ours, or refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from footplate.jobs.package.unpacking import unpack
 
 
 def tar(*members: tuple[str, bytes, str]) -> io.BytesIO:
-    """A tar of names, contents, and the kind of each, with what it leads to."""
+    """A tar of names, contents, and the kind and target of each."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as made:
         for name, content, kind in members:

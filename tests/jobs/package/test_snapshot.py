@@ -1,4 +1,4 @@
-"""What goes into a package's archive, what stays out, and that the same files are the same archive."""
+"""A package's archive: its contents, the excluded files, and the same archive for the same files."""
 
 from __future__ import annotations
 

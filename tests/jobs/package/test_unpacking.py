@@ -1,4 +1,4 @@
-"""Whatever an archive holds, nothing is written outside of the directory that it is unpacked into, and no link is made."""
+"""Unpacking of any archive: no file is written outside of the target directory, and no link is made."""
 
 from __future__ import annotations
 

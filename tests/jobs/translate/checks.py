@@ -1,4 +1,4 @@
-"""What a document of each system must be: checked against what that system publishes, as far as it can be had here.
+"""Checks of translated documents against the published definition of each system, as far as it is available offline.
 
 - Vertex AI: the fields and enumerations of its own client library, copied into vertex_custom_job.json.
 - Ray: its own classes for a job submission and a runtime environment.
@@ -65,7 +65,7 @@ def check_ray(document: dict[str, Any]) -> None:
     validate_request_type(json.loads(json.dumps(document)), JobSubmitRequest)
     RuntimeEnv(**{key: value for key, value in document["runtime_env"].items() if key != "py_modules"})
     if "image_uri" in document["runtime_env"]:
-        assert len(document["runtime_env"]) == 1  # Ray takes an image alone
+        assert len(document["runtime_env"]) == 1  # Ray accepts an image only without other fields
     assert shlex.split(document["entrypoint"])
 
 
@@ -124,7 +124,7 @@ for word in "$@"; do printf '%s\\0' "$word"; done
 
 
 def run_slurm(script: str, directory: Path) -> tuple[list[str], list[str]]:
-    """Run a script for sbatch as the second of two nodes; what its program is told, and its arguments.
+    """Run an sbatch script as the second of two nodes. Return the variables that its program sees, and its arguments.
 
     The program must be called `python`.
     """

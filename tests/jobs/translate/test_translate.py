@@ -1,4 +1,4 @@
-"""The guide's two example configurations in the words of other systems, and any job: a valid document, or a refusal."""
+"""The guide's two example configurations in other systems' formats, and any job: a valid document, or a refusal."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def test_a_job_that_slurm_requeues_resumes_its_trainer(tmp_path):
 
 
 def test_a_job_at_slurms_time_limit_ends_by_sigterm_and_is_requeued(tmp_path):
-    """The signal comes to the script's shell; the program gets SIGTERM, and has as long as it needs."""
+    """The script's shell receives the signal. The program gets SIGTERM, and has as long as it needs."""
     script = translate(job("", {"module-name": "task"}), "slurm").document
     (tmp_path / "task.py").write_text(
         "import os, pathlib, signal, sys, time\n"
@@ -406,7 +406,7 @@ def test_a_job_at_slurms_time_limit_ends_by_sigterm_and_is_requeued(tmp_path):
 
 
 def run_real_slurm(script: str, directory: Path, **more: str) -> str:
-    """Run a script for sbatch on one node, with the real program; returns what it wrote."""
+    """Run an sbatch script on one node, with the real program. Return its output."""
     path = directory / "bin"
     path.mkdir(exist_ok=True)
     stand_ins = {

@@ -93,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class FilesystemResolver:
-    """Petastorm's helper, which a case checks deleted files with."""
+    """Petastorm's helper, with which a case checks deleted files."""
 
     def __init__(self, url: str) -> None:
         self._scheme = urlsplit(url).scheme

@@ -1,7 +1,7 @@
 """Writes tables with a Unischema, as Petastorm does, for its tests. Footplate itself only reads such tables.
 
-The classes are Footplate's with encoders, pickled in Petastorm's form: the names of its modules, and the attributes that
-its objects have.
+The classes are Footplate's with encoders. They are pickled in Petastorm's form: with the names of its modules, and the
+attributes of its objects.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SPARK_TYPES = {
 
 
 class _Pickled:
-    """A frozen record whose attributes have an underscore in its pickle, as Petastorm's have."""
+    """A frozen record whose attributes have an underscore in its pickle, as Petastorm's do."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {f"_{name}": value for name, value in vars(self).items()}
@@ -49,7 +49,7 @@ class ScalarCodec(_Pickled, ours.ScalarCodec):
     __module__ = "petastorm.codecs"
 
     def encode(self, field: UnischemaField, value: Any) -> Any:
-        """The value as Python's."""
+        """Convert the value to a Python scalar."""
         return _scalar(field.numpy_dtype, value)
 
     def spark_dtype(self) -> spark.DataType:
@@ -147,7 +147,7 @@ def dict_to_spark_row(schema: Unischema, row: dict[str, Any]) -> Row:
 
 @contextlib.contextmanager
 def materialize_dataset(_: object, dataset_url: str, schema: Unischema, *__: object, **___: object) -> Iterator[None]:
-    """Add the pickled schema to the table that the body writes; row groups have Spark's own size."""
+    """Add the pickled schema to the table that the body writes. Row groups have Spark's own size."""
     yield
     folder = Path(urlsplit(dataset_url).path)
     stored = pq.read_schema(next(iter(sorted(folder.rglob("*.parquet")))))
