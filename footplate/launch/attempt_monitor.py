@@ -155,7 +155,7 @@ class AttemptMonitor:
             self.kill_within(self._timeouts.grace_s)
 
     def kill_within(self, seconds: float) -> None:
-        """Kill all remaining ranks after so many seconds, or sooner if an earlier call has said so."""
+        """Kill all remaining ranks after `seconds`, or sooner if an earlier call set an earlier time."""
         self._kill_at = min(self._kill_at, self._clock.now + seconds)
 
     def _record_report(self, rank: Rank, event: Reported) -> None:

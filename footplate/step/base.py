@@ -161,7 +161,7 @@ class Step(ABC):
         """
 
     def gather(self, stage: str) -> None:
-        """Prepare an evaluation on all ranks: fetch the state from other ranks, so that this rank can evaluate alone.
+        """Prepare an evaluation on all ranks: fetch the state that this rank needs to evaluate alone.
 
         Args:
             stage: "validation", "test" or "predict".

@@ -99,7 +99,7 @@ class Window:
         return loss
 
     def with_mean(self, output: Any) -> Any:
-        """What `training_step` returned. Beside a sum of losses, the batch's mean is added as "loss"."""
+        """The output of `training_step`. If it has a sum of losses, the batch's mean is added as "loss"."""
         loss_sum = self._loss_sum(output)
         return output if loss_sum is None else {**output, "loss": mean(*loss_sum)}
 

@@ -1,4 +1,4 @@
-"""Where a trainer's work is done: on which devices, in which precision, and by which ranks.
+"""Placement of a trainer's work: its devices, its precision, its ranks.
 
     accelerator, devices, precision    chosen from the arguments
     world                              rank and world size of this process, from the environment of its launcher

@@ -1,4 +1,4 @@
-"""How batches come to a step: read and moved when the step asks, or prefetched by a thread.
+"""Source of a step's batches: read and moved when the step asks, or prefetched by a thread.
 
     at the step     loader → [transfer hooks] → device → on_after_batch_transfer → step
     prefetched      loader → device  ─(2 batches wait there)─►  on_after_batch_transfer → step

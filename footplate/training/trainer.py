@@ -184,4 +184,4 @@ class Trainer(TrainerAttributes, TrainerServices):
 
 
 def _no_trainer() -> None:
-    """What a pickled trainer becomes in another process."""
+    """Return None, in place of a pickled trainer in another process."""

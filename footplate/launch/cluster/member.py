@@ -1,4 +1,4 @@
-"""A machine of a launch without a cluster's engine: it joins (`machines.py`), and starts agents when it is told to."""
+"""A machine of a launch without a cluster's engine: it joins (`machines.py`), and starts agents on request."""
 
 from __future__ import annotations
 

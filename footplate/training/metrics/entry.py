@@ -31,8 +31,8 @@ class Entry:
     total: float = 0.0
     weight: float = 0.0
     values: list[float] = field(default_factory=list)  # only for a reduction given as a function
-    loaders: set[int] = field(default_factory=set)  # of an evaluation, in whose batches it was logged
-    computed: int = 0  # updates of the torchmetrics object that an epoch's value has been computed of
+    loaders: set[int] = field(default_factory=set)  # loaders of an evaluation whose batches logged the name
+    computed: int = 0  # number of updates of the torchmetrics object that an epoch's value already contains
 
     @property
     def step_name(self) -> str:
@@ -94,15 +94,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a rank sends to the other ranks about a name at the end of an epoch."""
+    """A rank's message to the other ranks about a name, at the end of an epoch."""
 
     name: str
     options: tuple[Any, ...]
     part: Part
     is_metric: bool
-    path: str  # of the torchmetrics object, in the module
+    path: str  # path of the torchmetrics object in the module
     updates: int
-    items: dict[str, int]  # of the torchmetrics object: how many tensors each state has that is a list
+    items: dict[str, int]  # number of tensors in each state of the torchmetrics object that is a list
     loaders: set[int]
 
     def entry(self) -> Entry:

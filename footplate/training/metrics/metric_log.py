@@ -349,7 +349,7 @@ class MetricLog:
 
 
 def _kept(name: str, value: Any) -> Any:
-    """What one of several copies of a module logs, for later."""
+    """Return a snapshot of a value that one of several copies of a module logs, to be recorded later."""
     if is_torchmetric(value):
         raise ConfigError(
             f'self.log("{name}", …): with strategy="replicas" each device has a copy of this torchmetrics object, which '

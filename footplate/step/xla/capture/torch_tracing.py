@@ -195,8 +195,10 @@ def is_traced(value: Any) -> bool:
 
 @contextmanager
 def as_compiled() -> Iterator[None]:
-    """Optimizers and clipping take the path on which all numbers are tensors, as under `torch.compile`. Distributions,
-    and whoever calls `torch._check_tensor_all` (transformers, for pictures among words), don't look at values.
+    """Behave as under `torch.compile` inside the `with` block.
+
+    Optimizers and clipping take the path on which all numbers are tensors. Distributions don't check values, and
+    neither does `torch._check_tensor_all`, which transformers calls for images in a text.
     """
     before = torch.compiler._is_compiling_flag, Distribution._validate_args, torch._check_tensor_all_with
     torch.compiler._is_compiling_flag = True

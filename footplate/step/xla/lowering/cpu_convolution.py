@@ -227,8 +227,8 @@ def _pixels_of_taps(geometry: Convolution) -> np.ndarray:
 
 
 def _shares_of_pixels(geometry: Convolution) -> np.ndarray:
-    """Indices of the reads of each pixel of the image, in (the result's pixels · taps): (the image's pixels, most reads of a
-    pixel). Shorter lists are padded with the number of all reads.
+    """Indices of the reads of each pixel of the image, in (the result's pixels · taps): (the image's pixels, most reads of
+    a pixel). Shorter lists are padded with the number of all reads.
     """
     read = _pixels_of_taps(geometry)
     indices = np.full((math.prod(geometry.image) + 1, read.shape[1]), read.size, np.int32)

@@ -217,7 +217,7 @@ class ProgramCache:
         return 1 if self.mesh.size == 1 else parts_of(rows_of(batch.leaves), self.mesh.size, self.whole)
 
     def divides(self, parts: int) -> bool:
-        """Return True if, with so many parts, each process has exactly the rows of its own devices."""
+        """Return True if, with this number of parts, each process has exactly the rows of its own devices."""
         return self.processes == 1 or (parts > 0 and parts % self.processes == 0)
 
     def _train(self, batch: Flat, present: Present, ends_window: bool, fed: tuple[Attribute, ...]) -> Program:

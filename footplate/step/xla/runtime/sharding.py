@@ -1,4 +1,4 @@
-"""How a batch and the state are spread over devices.
+"""Distribution of a batch and of the state over devices.
 
     rows 0 1 2 3 4 5 6 7 on 4 devices      0 1 │ 2 3 │ 4 5 │ 6 7
 
