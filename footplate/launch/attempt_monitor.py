@@ -28,8 +28,8 @@ from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Report, 
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.5  # the longest time between two looks of the supervisor
-START_S = 600.0  # for the first sign of life, which a rank gives when it is forked, after the imports
+TICK_S = 0.5  # longest interval between two checks by the supervisor
+START_S = 600.0  # time for a rank's first sign of life, which it gives when it is forked, after the imports
 
 
 class AwakeClock:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 Show = Literal["all", "rank_0", "log_callback_only"]
 
-MAX_CHARACTERS = 1 << 16  # of a line; a longer one is cut
+MAX_CHARACTERS = 1 << 16  # length limit of a line; a longer line is cut
 CLEAR_LINE = "\r\x1b[K"
 
 _END = re.compile(r"\r\n|\n|\r(?!\Z)")  # the end of a piece may separate "\r" from its "\n"

@@ -147,7 +147,8 @@ class NumbersAsInputs(TorchFunctionMode):
     """Turns `Number`s among the arguments of torch's functions into inputs of the graph."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, FunctionType):  # in Python: it asks, computes, and calls those that take a tensor
+        # A function written in Python reads numbers and computes with them, and then calls functions that take tensors.
+        if isinstance(func, FunctionType):
             return func(*args, **(kwargs or {}))
         return _with_tensors(func, args, kwargs or {})
 

@@ -173,7 +173,8 @@ def become(tensor: Tensor, node: Node) -> None:
     if node_of(tensor) is node:
         return
     tracer = _tracer()
-    with torch._C.DisableTorchFunction():  # the capture's own modes would look at every attribute that is read here
+    # The capture's own modes must not see the attributes that are read here.
+    with torch._C.DisableTorchFunction():
         with _disable_current_modes():
             value = fake_like(node.meta["val"], node.meta["val"].fake_mode)
         track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)  # pyright: ignore[reportArgumentType]

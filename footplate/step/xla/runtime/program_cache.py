@@ -1,4 +1,4 @@
-"""One program for each form of batch, made when a batch of that form comes for the first time.
+"""Cache of programs: one for each form of batch, made when a batch of that form comes for the first time.
 
     form of batch ──► capture (a graph, for one device's part) ──► lower (a JAX function) ──► XLA, at its first call
 
@@ -99,13 +99,15 @@ class ProgramCache:
         self.mesh, self.here = mesh, here
         self.whole = spec.sync_batchnorm or spec.sharded
         self.made: list[Compilation] = []
-        self._found: dict[tuple[str, Form, bool, int | None], list[Program]] = {}  # one for each way through the step
-        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)  # of each stage: numbers that are inputs
+        self._found: dict[
+            tuple[str, Form, bool, int | None], list[Program]
+        ] = {}  # one program for each path through the step
+        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)  # numbers that are inputs, by stage
         self._never_fed: set[Attribute] = set()
-        self._indexed: dict[str, bool] = {}  # whether the step of a stage takes its loader's index
-        self._warned: set[str] = set()  # lines that multiply whole numbers
+        self._indexed: dict[str, bool] = {}  # by stage: True if its step takes the loader's index
+        self._warned: set[str] = set()  # lines of the user's code that multiply integers and were logged
         self._changes = 0
-        self._reason = ""  # for the next program
+        self._reason = ""  # reason for making the next program
         self._made_from = self._things()
 
     @property
