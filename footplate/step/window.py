@@ -178,7 +178,7 @@ class Window:
         return self._distributed and not self.counts and not self._strategy.anyone_counts()
 
     def agree_on_counts(self) -> None:
-        """Let the window count on every rank if it counts on any."""
+        """Make the window count on every rank if it counts on any rank."""
         if self._distributed:
             self.counts = bool(self._group.maximum([int(self.counts)])[0])
 

@@ -151,7 +151,7 @@ def _made(home: Home, unused_s: float) -> Iterator[_Candidate]:
 
 
 def _unlocked(home: Home) -> Path:
-    """The lock of things that nobody locks."""
+    """Path of a lock that no other process holds, for files that need no lock."""
     return home.root / "trash.lock"
 
 

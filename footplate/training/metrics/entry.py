@@ -1,4 +1,4 @@
-"""One logged name: its options, what an epoch has collected of it, and the values that are reported."""
+"""A logged name: its options, the values that an epoch has collected, and the values that are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from footplate.training.metrics.host_values import to_floats
 
 @dataclass(slots=True)
 class Entry:
-    """One logged name."""
+    """A logged name, with its options and values."""
 
     name: str
     on_step: bool
@@ -23,9 +23,9 @@ class Entry:
     logger: bool
     reduce_fx: str | Callable[[Tensor], Tensor]
     sync_dist: bool
-    metric: Any = None  # a torchmetrics object, which accumulates by itself
+    metric: Any = None  # a torchmetrics object, which does its own accumulation
     latest: Any = None
-    synced: float | None = None  # the latest over all ranks, with sync_dist
+    synced: float | None = None  # the latest value over all ranks, with sync_dist
     waiting: list[Any] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)  # numbers, or tensors of one element on any device
     total: float = 0.0

@@ -61,7 +61,7 @@ class Distribution:
     content: bytes
 
     def uri(self, staging: str) -> str:
-        """Its URI in a staging bucket."""
+        """Return the file's URI in a staging bucket."""
         return f"{staging}/footplate/{hashlib.sha256(self.content).hexdigest()[:32]}/{self.name}"
 
 

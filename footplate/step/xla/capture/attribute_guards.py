@@ -240,7 +240,7 @@ class _TensorSnapshot:
 
 @dataclass(frozen=True)
 class _Same:
-    """Some object or function: the same, or, of one that is no more than a value (a type, a device), equal to it."""
+    """An object or function, compared by identity; a value such as a type or a device may also be equal."""
 
     value: Any
 

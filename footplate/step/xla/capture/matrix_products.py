@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 
 def products_of(graph: GraphModule) -> list[Product]:
-    """Every matrix product, in the graph's order."""
+    """Return every matrix product, in the graph's order."""
     return [product for node in graph.graph.nodes if node.op == "call_function" for product in _of(node)]
 
 
