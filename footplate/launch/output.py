@@ -69,7 +69,7 @@ class Output:
         self._show_what = show
         self._logs: dict[int, IO[bytes]] = {}
         self._lines: dict[tuple[int, Stream], Lines] = {}
-        self._inside_line = False  # whether a terminal's cursor is in a line of rank 0
+        self._inside_line = False  # True while the terminal's cursor is inside a line of rank 0
 
     def terminals(self) -> frozenset[Stream]:
         """The streams of rank 0 that shall be a terminal."""

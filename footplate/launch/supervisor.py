@@ -140,7 +140,7 @@ class Supervisor:
         self._timeouts = timeouts
         self._clock = AwakeClock()
         self._first_signal: signal.Signals | None = None
-        self._interrupted = False  # whether SIGINT has arrived
+        self._interrupted = False  # True after SIGINT
 
     def run(self, world_size: int) -> Any:
         """Run all attempts. Returns and raises what `launch` does."""

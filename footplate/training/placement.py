@@ -108,7 +108,7 @@ def place(config: TrainerConfig) -> Placement:
         "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
     }  # fmt: skip
     check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
-    ranks = 1 if single_controller else world.size  # in torch's process group
+    ranks = 1 if single_controller else world.size  # number of ranks in torch's process group
     every_device = [accelerator.torch_device(index) for index in device_ids]
     parallel = make_strategy(config.strategy, ranks, every_device)
     sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)

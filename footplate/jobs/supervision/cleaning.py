@@ -151,7 +151,7 @@ def _made(home: Home, unused_s: float) -> Iterator[_Candidate]:
 
 
 def _unlocked(home: Home) -> Path:
-    """Path of a lock that no other process holds, for files that need no lock."""
+    """Return the lock for things that no other process locks."""
     return home.root / "trash.lock"
 
 

@@ -132,8 +132,8 @@ class MachinePlacement:
         self._workers_per_node = workers_per_node
         self._token = token.encode()
         self._changed = threading.Condition()
-        self._members: dict[int, _Member] = {}  # by node rank
-        self._calls: dict[int, AgentCall] = {}  # of workers whose machines aren't there yet, by index
+        self._members: dict[int, _Member] = {}  # machines by node rank
+        self._calls: dict[int, AgentCall] = {}  # calls, by index, for machines that haven't joined yet
         self._calls_until = 0.0
         self._lost: list[Lost] = []
         self._strangers: Strangers[Connection] = Strangers(MAX_STRANGERS, HANDSHAKE_S)

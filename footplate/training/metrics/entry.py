@@ -30,7 +30,7 @@ class Entry:
     weights: list[Any] = field(default_factory=list)  # numbers, or tensors of one element on any device
     total: float = 0.0
     weight: float = 0.0
-    values: list[float] = field(default_factory=list)  # only for a reduction given as a function
+    values: list[float] = field(default_factory=list)  # all values, only if the reduction is a function
     loaders: set[int] = field(default_factory=set)  # loaders of an evaluation whose batches logged the name
     computed: int = 0  # number of updates of the torchmetrics object that an epoch's value already contains
 

@@ -184,7 +184,8 @@ class MetricLog:
             else:
                 value = reduced(entry.reduce_fx, merge(entry.reduce_fx, [summary.part for summary in found]))
             entry.reset()
-            entry.latest = None  # from now on, the plain name is the epoch's value
+            # From now on, the plain name gives the epoch's value.
+            entry.latest = None
             if value is not None:
                 result.add(entry, entry.epoch_name, value)
         return result

@@ -1,4 +1,4 @@
-"""All private names of torch that the capture uses.
+"""Private names of torch that the capture uses.
 
 Four pieces of torch make a graph of a step, the same four that `torch.compile` is built on:
 
