@@ -29,7 +29,7 @@ from footplate.step.xla.capture.torch_tracing import is_traced
 PLAIN = (bool, int, float, str, type(None))
 
 Attribute = tuple[str, str]
-"""A module's name within the one that is captured ("" for itself), and the attribute's."""
+"""The name of a module inside the captured module ("" for the captured module itself), and the attribute's name."""
 
 
 @dataclass(frozen=True)

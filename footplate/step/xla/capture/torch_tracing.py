@@ -5,11 +5,11 @@ Four pieces of torch make a graph of a step, the same four that `torch.compile` 
     FakeTensorMode         tensors with a shape and a type, and no memory
     FunctionalTensorMode   in-place changes (`x += 1`, BatchNorm's statistics, `optimizer.step()`) become new values
     core decompositions    the two thousand operations of ATen become some two hundred
-    make_fx                every operation that is reached is written into an FX graph
+    make_fx                every operation that runs is recorded in an FX graph
 
-None of them is public, though all have kept their form since torch 2.5. Also used are the flag that tells optimizers to
+None of them is public, but all have kept their form since torch 2.5. This file also uses the flag with which optimizers
 keep their arithmetic in tensors, the type and shape of each value in `node.meta["val"]`, and graph modules that write
-their Python code only on demand. Written for torch 2.11 to 2.13, tried with 2.13.
+their Python code only on demand. It is written for torch 2.11 to 2.13, and tested with 2.13.
 """
 
 from __future__ import annotations
