@@ -1,4 +1,4 @@
-"""What every part of Footplate may use: errors, randomness, signals, hooks, optional packages.
+"""Basics for every part of Footplate: errors, randomness, signals, hooks, optional packages.
 
 Nothing here imports another part of Footplate.
 """

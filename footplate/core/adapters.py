@@ -23,7 +23,7 @@ from footplate.core.errors import ConfigError
 
 
 class Adapter:
-    """What Footplate asks of another library's adapter.
+    """Interface of an adapter for another library.
 
     Class attributes:
         name: the library's name in error texts.

@@ -1,4 +1,4 @@
-"""From a table to batches: `Table` selects rows, and `Loader` makes batches of them.
+"""Batches from tables: `Table` selects rows, and `Loader` makes batches of them.
 
     table = Table("s3://lake/flowers", version=12, columns=["image", "label"])
     for batch in Loader(table, batch_size=64, shuffle=True, image_size=224):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from footplate.hardware.transfer import to_device
 
-BUCKET_BYTES = 25 * 2**20  # as DistributedDataParallel's
+BUCKET_BYTES = 25 * 2**20  # the default of DistributedDataParallel
 
 
 def buckets(tensors: Iterable[Tensor], nbytes: int = BUCKET_BYTES) -> Iterator[list[Tensor]]:

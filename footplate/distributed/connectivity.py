@@ -26,7 +26,7 @@ from footplate.distributed import network_interface
 from footplate.distributed.world import World
 
 CONNECT_S = 20.0
-READ_S = 10.0  # for the other ranks to read the error
+READ_S = 10.0  # time for the other ranks to read the error
 _BANNER = b"footplate"
 
 

@@ -75,7 +75,7 @@ class DDP(Strategy):
                 self.release()
                 self._wrap(step)
             if self._wrapped.require_backward_grad_sync != syncs:
-                self._wrapped.require_backward_grad_sync = syncs  # as its no_sync() does
+                self._wrapped.require_backward_grad_sync = syncs  # as DistributedDataParallel.no_sync() does
             if self._buffers:
                 self._wrapped.require_forward_param_sync = True  # buffers are sent inside a window, too
         elif self._buffers:

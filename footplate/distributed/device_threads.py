@@ -1,4 +1,4 @@
-"""One permanent thread for each device, so that a single process keeps several devices busy.
+"""Permanent threads, one for each device, so that a single process keeps several devices busy.
 
     run({0: task, 1: task})      the caller ──► thread 0: task      both at once; the caller waits for both
                                             └─► thread 1: task

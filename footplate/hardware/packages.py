@@ -42,12 +42,12 @@ EXTRAS = (
 
 @dataclass(frozen=True)
 class Package:
-    """A package that is here or could be.
+    """A package that may be installed.
 
     Attributes:
         name: its name on the package index.
         version: what is installed; None when it isn't, "unknown" when only its module can be found.
-        purpose: what it is for.
+        purpose: the package's purpose.
         install: the command that installs it, or brings it up to date.
         problem: why it can't serve as it is, and what to do; None when it can. Only required packages have problems.
     """

@@ -175,7 +175,7 @@ def jax() -> Any:
 
 
 def _start(least: int) -> int:
-    """Start JAX on the CPU with at least so many devices, if it isn't running; return its number of devices."""
+    """Start JAX on the CPU with at least `least` devices, if it isn't running; return its number of devices."""
     running = jax()
     flagged = re.search(r"host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     promised = max(int(flagged.group(1)) if flagged else 1, running.config.jax_num_cpu_devices)

@@ -93,7 +93,7 @@ def join(jax: Any, environ: Mapping[str, str]) -> None:
 
 
 def _choose_interface(jax: Any, interface: str | None) -> None:
-    """Let JAX's CPU collectives use a network interface. JAX would use the one that the host's name resolves to."""
+    """Set the network interface of JAX's CPU collectives. JAX's own choice is the interface of the host's name."""
     if interface is None or jax.config.jax_cpu_collectives_implementation != "gloo":
         return
     from jax._src import distributed, xla_bridge

@@ -99,7 +99,7 @@ class Execution:
         return cls(**{**values, "replicas": roles, "arguments": tuple(values["arguments"])})
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return the execution as plain values."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""All that can be done with jobs: by the command line, a server, or a program.
+"""Operations on jobs, for the command line, a server, or a program.
 
     jobs = Jobs.from_env()
     jobs.submit(resolved, Path("trainer"))

@@ -128,7 +128,7 @@ def _pattern(secrets: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _text(data: bytes) -> str:
-    """One character for each byte, since a piece of a stream may end within a character."""
+    """Decode to one character for each byte, since a piece of a stream may end inside a character."""
     return data.decode("latin-1")
 
 

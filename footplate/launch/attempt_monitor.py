@@ -28,8 +28,8 @@ from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Report, 
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.5  # the longest time between two looks of the supervisor
-START_S = 600.0  # for the first sign of life, which a rank gives when it is forked, after the imports
+TICK_S = 0.5  # longest interval between two checks by the supervisor
+START_S = 600.0  # time for a rank's first sign of life, which it gives when it is forked, after the imports
 
 
 class AwakeClock:
@@ -155,7 +155,7 @@ class AttemptMonitor:
             self.kill_within(self._timeouts.grace_s)
 
     def kill_within(self, seconds: float) -> None:
-        """Kill all remaining ranks after so many seconds, or sooner if an earlier call has said so."""
+        """Kill all remaining ranks after `seconds`, or sooner if an earlier call set an earlier time."""
         self._kill_at = min(self._kill_at, self._clock.now + seconds)
 
     def _record_report(self, rank: Rank, event: Reported) -> None:

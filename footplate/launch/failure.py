@@ -17,7 +17,7 @@ from typing import Literal
 
 NOTICED_AFTER_S = 0.2
 LOST_AFTER_S = 60.0
-MAX_CHARACTERS = 500  # of an exception's text, in a line of the log
+MAX_CHARACTERS = 500  # length limit of an exception's text in a log line
 
 LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 

@@ -163,7 +163,8 @@ class ForkServer:
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(1)  # never back into the fork server's loop
+            # A worker must never return into the fork server's loop.
+            os._exit(1)
 
     def _reap(self) -> None:
         for pid, number in list(self._workers.items()):
@@ -175,7 +176,8 @@ class ForkServer:
                 self._send_event({"event": "ended", "number": number, "code": code, "at": time.monotonic()})
 
     def _send_event(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the supervisor is gone, which ends the loop
+        # If the supervisor is gone, sending fails, and the loop ends.
+        with contextlib.suppress(OSError):
             wire.send(self._connection, message)
 
     def _end(self) -> NoReturn:

@@ -97,7 +97,8 @@ class ServerProcess:
 
     def request(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send a request."""
-        with contextlib.suppress(OSError):  # it has died, which reading from its connection shows
+        # If the fork server has died, the next read from its connection shows it.
+        with contextlib.suppress(OSError):
             wire.send(self.connection, message, fds)
 
     def end(self) -> int:
@@ -178,7 +179,8 @@ def _forget() -> None:
     _lock = threading.Lock()
     for server in _pool:
         server.connection.close()
-        server.process.returncode = 0  # not this process's child: there is nothing to wait for
+        # It isn't a child of this process, so there is nothing to wait for.
+        server.process.returncode = 0
     _pool.clear()
 
 

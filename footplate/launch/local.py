@@ -99,7 +99,7 @@ class LocalWorkerGroup:
         self._selector = selectors.DefaultSelector()
         self._waker = Waker(self._selector)
         self._server: ServerProcess | None = None
-        self._workers: dict[int, _Worker] = {}  # by number
+        self._workers: dict[int, _Worker] = {}  # workers by number
         self._events: list[Event] = []
 
     def begin(self, attempt: Attempt) -> None:

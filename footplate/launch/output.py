@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 Show = Literal["all", "rank_0", "log_callback_only"]
 
-MAX_CHARACTERS = 1 << 16  # of a line; a longer one is cut
+MAX_CHARACTERS = 1 << 16  # length limit of a line; a longer line is cut
 CLEAR_LINE = "\r\x1b[K"
 
 _END = re.compile(r"\r\n|\n|\r(?!\Z)")  # the end of a piece may separate "\r" from its "\n"
@@ -69,7 +69,7 @@ class Output:
         self._show_what = show
         self._logs: dict[int, IO[bytes]] = {}
         self._lines: dict[tuple[int, Stream], Lines] = {}
-        self._inside_line = False  # whether a terminal's cursor is in a line of rank 0
+        self._inside_line = False  # True while the terminal's cursor is inside a line of rank 0
 
     def terminals(self) -> frozenset[Stream]:
         """The streams of rank 0 that shall be a terminal."""

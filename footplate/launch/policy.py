@@ -30,15 +30,15 @@ SAME_FAILURE = (
 
 @dataclass(frozen=True)
 class Restarts:
-    """When a launch starts another attempt, and with how many ranks.
+    """Settings of restarts: the number of further attempts of a launch, and of their ranks.
 
     Args:
-        max_restarts: how many failures are followed by another attempt; 0 to end with the first.
+        max_restarts: the number of failures that another attempt follows; 0 to end with the first failure.
         max_host_restarts: the same for failures of the machine or the launcher.
         max_delay_s: the longest pause before an attempt.
         min_world_size: continue with fewer ranks, but not with fewer than this; None to keep all.
-        drop_after: how many failures in a row, without progress, until a slot is given up.
-        peers_grace_s: how long the other ranks may take to end when one has failed.
+        drop_after: the number of failures in a row, without progress, after which a slot is given up.
+        peers_grace_s: the time that the other ranks have to end when a rank has failed.
     """
 
     max_restarts: int = 3
@@ -55,8 +55,8 @@ class State:
 
     Attributes:
         slots: the ranks of the original world that are still used; the present rank is the index into it.
-        restarts: how many of `max_restarts` are used.
-        host_restarts: how many of `max_host_restarts` are used.
+        restarts: the number of `max_restarts` that are used.
+        host_restarts: the number of `max_host_restarts` that are used.
         barren: the number of attempts in a row without progress.
         suspect: the slot that caused the failure of the latest of them.
         suspected: how many of them in a row it caused.

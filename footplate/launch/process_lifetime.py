@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_WAIT_S = 5.0  # for a killed process that the kernel can't end at once
+_WAIT_S = 5.0  # longest wait for a killed process that the kernel can't end at once
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> None:

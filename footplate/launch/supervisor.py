@@ -75,7 +75,7 @@ def launch(
     Raises:
         ConfigError: a number is out of range.
         LaunchError: `fn`, `args` or the result can't be pickled; a rank was killed or lost, and no restart is left; the
-            backend can't hold so many workers.
+            backend hasn't enough room for the workers.
         SystemExit: with 143, after SIGTERM to this process, or when all ranks have ended with 143 themselves.
         KeyboardInterrupt: after Ctrl-C; a second one kills the workers at once.
         Exception: the exception that `fn` raised, with the worker's traceback in its notes, when no restart is left. A
@@ -140,7 +140,7 @@ class Supervisor:
         self._timeouts = timeouts
         self._clock = AwakeClock()
         self._first_signal: signal.Signals | None = None
-        self._interrupted = False  # whether SIGINT has arrived
+        self._interrupted = False  # True after SIGINT
 
     def run(self, world_size: int) -> Any:
         """Run all attempts. Returns and raises what `launch` does."""

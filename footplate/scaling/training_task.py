@@ -1,4 +1,4 @@
-"""One training in a worker, with the study's additions, and its results.
+"""Training in a worker, with the study's additions, and its results.
 
     set the rate, add callbacks to every trainer  →  run the user's function or script  →  returned figures, measured
     figures

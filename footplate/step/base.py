@@ -1,4 +1,4 @@
-"""The contract of a step: the trainer gives it batches, and it makes optimizer steps.
+"""Interface of a step: the trainer gives it batches, and it makes optimizer steps.
 
 The trainer hands a step `chunk_size` batches at a time. The step runs the user's `training_step`, the backward pass,
 clipping and the optimizers, in the order of `phases.py`. It reads nothing back: the device may still be computing the
@@ -50,7 +50,7 @@ class StepSpec:
         sharded: each device keeps a part of the parameters and of the optimizer state.
         record: called with (batch, name, value, other arguments) for each value of `self.log`, by steps that don't run
             the module's code each time.
-        rates_ahead: returns the learning rates of each group for the next steps, given their number.
+        rates_ahead: takes the number of steps, and returns the learning rates of each group for the next steps.
     """
 
     module: Any
@@ -116,7 +116,7 @@ class Step(ABC):
             )
 
     def begin_epoch(self) -> None:
-        """Prepare for an epoch, or for the rest of one: other parameters may learn from here on."""
+        """Prepare for an epoch, or for the rest of one. From here on, other parameters may be trained."""
 
     @abstractmethod
     def finish_window(self, epoch: int, batch_idx: int) -> None:
@@ -141,7 +141,7 @@ class Step(ABC):
         """Clip the gradients of an optimizer's parameters in place."""
 
     def mover(self, stage: str) -> Callable[[Any], Any] | None:
-        """A function that moves a batch to the device in a prefetch thread; None if only the step itself can.
+        """Return a function that moves a batch to the device in a prefetch thread; None if only the step can do that.
 
         Args:
             stage: "training", "validation", "test" or "predict".
@@ -154,21 +154,21 @@ class Step(ABC):
         return torch.cuda.current_stream(device).query() if device.type == "cuda" else True
 
     def fetch_weights(self, may_change: bool = False) -> None:
-        """Give the module and the optimizers the current state, before somebody reads it.
+        """Copy the current state into the module and the optimizers, before somebody reads it.
 
         Args:
-            may_change: somebody may change the state: the next step copies it back from the module and the optimizers.
+            may_change: the reader may change the state; the next step copies it back from the module and the optimizers.
         """
 
     def gather(self, stage: str) -> None:
-        """Prepare an evaluation on all ranks: fetch from other ranks what this rank needs to evaluate alone.
+        """Prepare an evaluation on all ranks: fetch the state that this rank needs to evaluate alone.
 
         Args:
             stage: "validation", "test" or "predict".
         """
 
     def leave(self) -> None:
-        """Stop talking to other ranks, after an exception: they may be anywhere."""
+        """Stop communication with other ranks, after an exception: their calls no longer match this rank's."""
 
     def release(self) -> None:
         """Give the module back to the user, after training."""
@@ -178,4 +178,4 @@ class Step(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state_dict`."""
+        """Load the state from `state_dict`."""

@@ -1,4 +1,7 @@
-"""What `configure_optimizers` may return, made uniform: a list of optimizers and a list of scheduler configurations.
+"""Optimizers and schedulers from `configure_optimizers`.
+
+A module may return them in several forms. `configure` turns each form into a list of optimizers and a list of scheduler
+configurations.
 
 return optimizer
 return [optimizer_1, optimizer_2]                                   manual optimisation
@@ -27,16 +30,16 @@ from footplate.core.errors import ConfigError, did_you_mean
 
 @dataclass
 class SchedulerConfig:
-    """A learning-rate scheduler and when it steps.
+    """A learning-rate scheduler, and the times of its steps.
 
     Attributes:
         scheduler: the scheduler.
         interval: "epoch" or "step" (optimizer steps).
-        frequency: step it every so many intervals.
-        monitor: the metric that `ReduceLROnPlateau` is given.
-        strict: a missing `monitor` is an error (else the scheduler is left alone).
-        name: what `LearningRateMonitor` calls it.
-        reduce_on_plateau: whether it wants the monitored metric.
+        frequency: the number of intervals between two steps.
+        monitor: the metric for `ReduceLROnPlateau`.
+        strict: a missing `monitor` is an error; otherwise the scheduler doesn't step.
+        name: its name in the logs of `LearningRateMonitor`.
+        reduce_on_plateau: the scheduler's `step` takes the monitored metric.
     """
 
     scheduler: Any
@@ -49,10 +52,10 @@ class SchedulerConfig:
 
 
 def configure(module: Any) -> tuple[list[Optimizer], list[SchedulerConfig]]:
-    """Ask a module for its optimizers and schedulers.
+    """Call a module's `configure_optimizers`; return its optimizers and schedulers.
 
     Raises:
-        ConfigError: a form that is not understood, a scheduler of an unknown optimizer, or a missing `monitor`.
+        ConfigError: an unknown form, a scheduler of an optimizer that wasn't returned, or a missing `monitor`.
     """
     returned = module.configure_optimizers()
     optimizers, schedulers, monitor = _parse(returned, type(module).__name__)
@@ -136,9 +139,9 @@ def _scheduler_config(given: Any, monitor: str | None) -> SchedulerConfig:
 
 
 class StepOptimizer:
-    """An optimizer as `self.optimizers()` hands it out: its `step()` counts, scales and calls the hooks.
+    """An optimizer as `self.optimizers()` returns it. Its `step()` counts the step, scales gradients and calls the hooks.
 
-    Everything else is the optimizer's own.
+    All other attributes are the optimizer's own.
     """
 
     def __init__(self, optimizer: Optimizer, step: Callable[..., Any]) -> None:
@@ -147,21 +150,21 @@ class StepOptimizer:
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """It passes for the optimizer: schedulers and asserts ask."""
+        """The optimizer's class, so that `isinstance` in schedulers and asserts accepts this object."""
         return type(self.optimizer)
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer itself."""
+        """The wrapped optimizer."""
         return self.__dict__["_optimizer"]
 
     def step(self, closure: Callable[[], Any] | None = None, **arguments: Any) -> Any:
-        """One optimizer step, which counts as a global step. The optimizer's own `step` gets the other arguments."""
+        """Make an optimizer step, which counts as a global step. The optimizer's own `step` gets the other arguments."""
         return self.__dict__["_step"](self.optimizer, closure, **arguments)
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Accepted for Lightning's sake: whatever is said here, ranks average gradients just before a step."""
+        """Accept Lightning's argument, without effect: ranks average gradients just before a step in any case."""
         yield
 
     def __getattr__(self, name: str) -> Any:
@@ -172,23 +175,25 @@ class StepOptimizer:
 
 
 def wants_closure(optimizer: Optimizer) -> bool:
-    """Whether an optimizer can't step without re-evaluating the loss (LBFGS)."""
+    """Return True if an optimizer can't step without evaluating the loss again (LBFGS)."""
     return _steps_by_closure(type(optimizer))
 
 
 def may_use_closure(optimizer: Optimizer) -> bool:
-    """Whether somebody's own optimizer does something with the closure that `step` may be given, as SAM does.
+    """Return True if an optimizer that isn't torch's may use the optional closure of its `step`, as SAM does.
 
-    torch's optimizers call an optional closure once, before anything else, so that they don't need it.
+    torch's optimizers call an optional closure once, before anything else, so they don't need it.
     """
     step = inspect.unwrap(type(optimizer).step)
     code = getattr(step, "__code__", None)
     if code is None or (getattr(step, "__module__", None) or "").startswith("torch.optim."):
         return False
-    return any(one.argval == "closure" and one.opname.startswith("LOAD") for one in dis.get_instructions(code))
+    instructions = dis.get_instructions(code)
+    return any(instr.argval == "closure" and instr.opname.startswith("LOAD") for instr in instructions)
 
 
-@functools.cache  # it is asked at every step
+# Every step calls this function.
+@functools.cache
 def _steps_by_closure(kind: type[Optimizer]) -> bool:
     closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

@@ -206,7 +206,7 @@ class Phases(ABC):
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """All parameters of an optimizer, in the order of its groups."""
+    """Return all parameters of an optimizer, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -1,8 +1,8 @@
-"""Precisions: in which types parameters are kept and in which the mathematics is done.
+"""Precisions: the types of parameters and of the computation.
 
 32-true      everything in float32
-bf16-mixed   parameters in float32, mathematics in bfloat16 where torch.autocast finds it safe
-16-mixed     the same with float16, and the loss scaled so that small gradients survive (GradScaler)
+bf16-mixed   parameters in float32, computation in bfloat16 where torch.autocast considers it safe
+16-mixed     the same with float16; the loss is scaled so that small gradients survive (GradScaler)
 bf16-true    everything in bfloat16: half the memory
 16-true      everything in float16
 64-true      everything in float64
@@ -37,7 +37,7 @@ class Precision:
 
     Attributes:
         name: one of `NAMES`.
-        autocast: the type of the mathematics when it is mixed, else None.
+        autocast: the type of the computation in a mixed precision, else None.
         parameters: the type of the parameters.
     """
 
@@ -47,10 +47,10 @@ class Precision:
 
     @classmethod
     def parse(cls, precision: str | int) -> Precision:
-        """Lightning's spellings: `"bf16-mixed"`, `32`, `"16"`, …
+        """Parse Lightning's spellings: `"bf16-mixed"`, `32`, `"16"`, …
 
         Raises:
-            ConfigError: an unknown one.
+            ConfigError: unknown precision.
         """
         name = ALIASES.get(str(precision), str(precision))
         if name not in NAMES:
@@ -61,16 +61,16 @@ class Precision:
 
     @property
     def plain(self) -> bool:
-        """Whether it changes nothing at all."""
+        """Return True if this precision changes nothing."""
         return self.name == "32-true"
 
     def convert_module(self, module: torch.nn.Module) -> None:
-        """Give the floating-point parameters and buffers the type they are kept in."""
+        """Convert the floating-point parameters and buffers to the type of the parameters."""
         if self.parameters is not torch.float32:
             convert_floating(module, self.parameters)
 
     def convert_batch(self, batch: Any) -> Any:
-        """Give the floating-point tensors of a batch the parameters' type, for the `-true` precisions."""
+        """Convert the floating-point tensors of a batch to the type of the parameters, for the `-true` precisions."""
         if self.parameters is torch.float32:
             return batch
         return map_tensors(
@@ -82,7 +82,7 @@ class Precision:
 
     @contextlib.contextmanager
     def default_type(self) -> Iterator[None]:
-        """While it is open, tensors that are made without a type have that of the parameters."""
+        """Make the type of the parameters torch's default type inside the `with` block."""
         if self.parameters is torch.float32:
             yield
             return
@@ -94,7 +94,7 @@ class Precision:
             torch.set_default_dtype(default)
 
     def forward_context(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        """The context of a forward pass: autocast, or the default type for tensors that the step makes."""
+        """Return the context of a forward pass: autocast, or the default type for tensors that the step creates."""
         if self.autocast is not None:
             return torch.autocast(device.type, dtype=self.autocast)
         return self.default_type()

@@ -1,10 +1,10 @@
-"""Modules that come out of `torch.compile(module)`: they are unwrapped, and compiled in place.
+"""Modules wrapped by `torch.compile(module)`: unwrap them, and compile in place.
 
     trainer.fit(torch.compile(module))     trains `module`; names in checkpoints have no `_orig_mod.`
 
-`torch.compile` returns a wrapper with a compiled `forward`. The trainer calls `training_step` of the module inside,
-which would never reach the wrapper. So the same compiler is put where `training_step` finds it: on the module's own
-`forward`, for a step that calls `self(x)`, and on its layers, for a step that calls `self.net(x)`.
+`torch.compile` returns a wrapper with a compiled `forward`. The trainer calls the wrapped module's `training_step`, which
+never uses the wrapper. So `unwrapped` compiles, with the same compiler, the functions that `training_step` calls: the
+module's own `forward`, for a step that calls `self(x)`, and its layers, for a step that calls `self.net(x)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from footplate.step.torch_internals import compile_in_place, inside, is_compiled
 
 
 def unwrapped(model: Any, accelerator: Accelerator, strategy: Strategy) -> Any:
-    """The module to run, compiled in place if `torch.compile` has wrapped it.
+    """Return the module to run, compiled in place if `torch.compile` has wrapped it.
 
     Raises:
         ConfigError: this accelerator or strategy doesn't compile modules.
@@ -42,13 +42,13 @@ def unwrapped(model: Any, accelerator: Accelerator, strategy: Strategy) -> Any:
 def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:
     """Compile a module's layers in place, so that the names in checkpoints stay the same.
 
-    `training_step` with its logging stays Python, and the children that it calls are compiled. A module without
-    children is compiled as a whole.
+    `training_step` with its logging stays Python; its calls of children run compiled code. A module without children is
+    compiled as a whole.
     """
     for part in layers(module) or [module]:
         compile_in_place(part, functools.partial(torch.compile, **options))
 
 
 def layers(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The children that have parameters."""
+    """Return the children that have parameters."""
     return [child for child in module.children() if any(True for _ in child.parameters())]

@@ -1,4 +1,4 @@
-"""All private names of torch that the eager step uses, each behind a function.
+"""Private names of torch that the eager step uses, each behind a function.
 
 1. The calls of an optimizer, without the records that torch makes of them for a profiler (`stepper`, `clearer`).
 2. Modules that come out of `torch.compile(module)`: the module inside, and compilation in place.

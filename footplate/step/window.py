@@ -99,7 +99,7 @@ class Window:
         return loss
 
     def with_mean(self, output: Any) -> Any:
-        """What `training_step` returned. Beside a sum of losses, the batch's mean is added as "loss"."""
+        """The output of `training_step`. If it has a sum of losses, the batch's mean is added as "loss"."""
         loss_sum = self._loss_sum(output)
         return output if loss_sum is None else {**output, "loss": mean(*loss_sum)}
 
@@ -178,7 +178,7 @@ class Window:
         return self._distributed and not self.counts and not self._strategy.anyone_counts()
 
     def agree_on_counts(self) -> None:
-        """Let the window count on every rank if it counts on any."""
+        """Make the window count on every rank if it counts on any rank."""
         if self._distributed:
             self.counts = bool(self._group.maximum([int(self.counts)])[0])
 

@@ -1,1 +1,1 @@
-"""How a trainer goes about its work: what it is made of, its loops, what it reports, and how it ends."""
+"""The trainer: its settings and parts, its loops, its reports, and the end of a run."""

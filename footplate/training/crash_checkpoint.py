@@ -1,7 +1,7 @@
-"""What can be saved of a run that an exception ends.
+"""Checkpoint of a run that an exception ends.
 
 The loop sets `Run.in_step` around each step, and the step sets `Step.changing` while gradients, weights or optimizers may
-differ from before the batch. So the phase of a crash is:
+differ from before the batch. They give the phase of a crash, which decides what can be saved:
 
     between steps       A loader, a callback, validation or a logger has failed. The whole run can be saved, and continues
                         as if nothing had happened.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @empty_hooks
 class DataModule(HyperParameters):
-    """Where batches come from. Override the methods of the loaders that you need.
+    """Loaders of batches for training and evaluation. Override the methods of the loaders that you need.
 
     A loader may be a `footplate.data.Loader`, a `torch.utils.data.DataLoader`, or any iterable of batches. Evaluation may
     have a list of them. `prepare_data` runs once per machine, `setup(stage)` in every process.

@@ -1,4 +1,4 @@
-"""How a call of `validate`, `test` or `predict` is set up.
+"""Calls of `validate`, `test` and `predict`, from the checkpoint to the pass over the loaders.
 
     checkpoint read  →  on_load_checkpoint  →  loaders  →  module and its weights  →  step  →  one pass over the loaders
 

@@ -1,9 +1,9 @@
-"""How a call of `fit` is set up, in the order in which its parts are ready.
+"""Setup of a call of `fit`, in the order in which its parts become ready.
 
     checkpoint found and read  →  loaders that exist already  →  on_load_checkpoint  →  module, its weights
     →  optimizers, schedulers  →  step  →  loggers  →  on_fit_start  →  all loaders  →  the rest of the checkpoint  →  loop
 
-This is Lightning's order, so hooks find what they find there.
+This is Lightning's order, so hooks find the same parts ready as there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One writer in a run's directory.
+"""Lock that keeps a run's directory to one writer.
 
 The writer locks the directory's `.lock` with `flock`. The kernel releases the lock when its holder dies. A forked child,
 such as a loader's worker, closes its copy of the file at once, so that it doesn't keep the lock after its parent.

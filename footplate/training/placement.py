@@ -1,4 +1,4 @@
-"""Where a trainer's work is done: on which devices, in which precision, and by which ranks.
+"""Placement of a trainer's work: its devices, its precision, its ranks.
 
     accelerator, devices, precision    chosen from the arguments
     world                              rank and world size of this process, from the environment of its launcher
@@ -108,7 +108,7 @@ def place(config: TrainerConfig) -> Placement:
         "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
     }  # fmt: skip
     check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
-    ranks = 1 if single_controller else world.size  # in torch's process group
+    ranks = 1 if single_controller else world.size  # number of ranks in torch's process group
     every_device = [accelerator.torch_device(index) for index in device_ids]
     parallel = make_strategy(config.strategy, ranks, every_device)
     sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)

@@ -1,4 +1,4 @@
-"""How batches come to a step: read and moved when the step asks, or prefetched by a thread.
+"""Source of a step's batches: read and moved when the step asks, or prefetched by a thread.
 
     at the step     loader → [transfer hooks] → device → on_after_batch_transfer → step
     prefetched      loader → device  ─(2 batches wait there)─►  on_after_batch_transfer → step
@@ -41,7 +41,8 @@ def read_ahead(run: Run, loader: Any, stage: str) -> Prefetcher | None:
     if not count or not made_in_background(loader) or not moves_plainly(run.module, run.datamodule):
         return None
     if run.accelerator.owns_weights and run.transfer(moved=True) is not None:
-        return None  # the step would copy the batch before on_after_batch_transfer
+        # The step would copy the batch before on_after_batch_transfer.
+        return None
     move = run.step.mover(stage)
     return None if move is None else Prefetcher(loader, move, run.device, count)
 
@@ -58,7 +59,8 @@ def timed(batches: Iterator[Any], run: Run) -> Iterator[Any]:
         while True:
             asked = time.perf_counter()
             batch = next(batches, _END)
-            if idle():  # if the device is busy, the host has only run ahead of it
+            # If the device is busy, it hasn't waited: the host is ahead of it.
+            if idle():
                 run.data_wait_s = (run.data_wait_s or 0.0) + time.perf_counter() - asked
             if batch is _END:
                 return

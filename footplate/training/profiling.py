@@ -1,4 +1,4 @@
-"""What a profiler records of a run (`Trainer(profiler=…)`), under the names that Lightning gives to actions.
+"""Actions of a run that a profiler records (`Trainer(profiler=…)`), under Lightning's names.
 
     run_training_epoch                              an epoch
     run_training_batch                              a step of the trainer: forward, backward, optimizer
@@ -7,7 +7,7 @@
     [LightningModule]Classifier.optimizer_step      the optimizer's step
     [LightningModule]Classifier.on_fit_start        a hook of the module; also [LightningDataModule]… and [Callback]…
 
-Functions are wrapped when a run is set up, and only with a profiler. Without one, a step looks nothing up. A profiler is an
+Functions are wrapped when a run is set up, and only with a profiler. Without it, a step has no overhead. A profiler is an
 object with `start(action)` and `stop(action)`, such as Lightning's.
 """
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Stage = Literal["fit", "validate", "test", "predict"]
-LoaderPair = tuple[Any, list[Any]]  # for training; for validation, if there is any
+LoaderPair = tuple[Any, list[Any]]  # the training loader, and the validation loaders
 
 
 @dataclass(eq=False)

@@ -72,7 +72,7 @@ class Trainer(TrainerAttributes, TrainerServices):
         )
         self.own_callbacks = choose_callbacks(config)
         self.show_callbacks(self.own_callbacks)
-        self.ckpt_path: str | Path | None = None  # of the last call: what it loaded; or what the user has assigned
+        self.ckpt_path: str | Path | None = None  # the checkpoint that the last call loaded, or that the user assigned
         self.shown_ckpt_path: str | None = None
         self.assigned_ckpt_path: str | Path | None = None
 
@@ -184,4 +184,4 @@ class Trainer(TrainerAttributes, TrainerServices):
 
 
 def _no_trainer() -> None:
-    """What a pickled trainer becomes in another process."""
+    """Return None, in place of a pickled trainer in another process."""

@@ -1,4 +1,4 @@
-"""What a module gets from the trainer that runs it: logging, optimizers, its progress."""
+"""Access from a module to the trainer that runs it: logging, optimizers, progress."""
 
 from __future__ import annotations
 

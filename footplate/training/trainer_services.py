@@ -1,4 +1,4 @@
-"""What a trainer does for callbacks and modules during a call."""
+"""Methods of a trainer for callbacks and modules, during a call."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Call:
-    """What the processes receive: how to make the trainer, and which call to make.
+    """A call of a trainer's method, with everything that a worker needs to make the trainer and the call.
 
     Attributes:
         launch_id: a restart finds the checkpoints of this call by it.

@@ -195,7 +195,7 @@ class Server:
             self._receiver.fail(PeerLostError(_sentence(text)))
 
     def _check_clock(self) -> None:
-        """Refuse operations that are stuck, and warn of those that are late."""
+        """Refuse operations that are stuck, and warn of operations that are late."""
         now = time.monotonic()
         if self._table.heard != self._heard:
             self._heard, self._heard_at = self._table.heard, now

@@ -34,12 +34,12 @@ from footplate.launch.cluster.agent_info import host_group
 
 log = logging.getLogger(__name__)
 
-MEET_S = 60.0  # for all ranks to connect, once they have met in the store
-TRY_S = 5.0  # for one address
-PAUSE_S = 0.5  # before the next try, when a connection couldn't be accepted
+MEET_S = 60.0  # time for all ranks to connect, after they have met in the store
+TRY_S = 5.0  # time for a connection to an address
+PAUSE_S = 0.5  # pause after a failure to accept a connection
 TICK_S = 1.0
-MAX_STRANGERS = 256  # connections that are open at a time without a proof; beyond that, the oldest one is closed
-PURPOSE = "horovod"  # of the connection, for the handshake
+MAX_STRANGERS = 256  # limit of open connections that have not proved the token; beyond it, the oldest is closed
+PURPOSE = "horovod"  # the connection's purpose, which the handshake compares
 STAY = ["stay"]
 _LOOPBACK = "127.0.0.1"
 
@@ -199,7 +199,7 @@ class _Admission:
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()
-        except (BlockingIOError, ConnectionError):  # it has gone already
+        except (BlockingIOError, ConnectionError):  # the peer has closed it already
             return
         except OSError as error:
             # Mostly too many open files. The selector would report the same connection again at once.

@@ -30,8 +30,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-PROTOCOL = 1  # of framing and handshake; increase it when either changes
-DEADLINE_S = 10.0  # for a client to prove the token
+PROTOCOL = 1  # version of framing and handshake; increase it when either changes
+DEADLINE_S = 10.0  # time for a client to prove the token
 
 Stranger = TypeVar("Stranger")
 

@@ -61,7 +61,7 @@ class Order:
         window: how many neighbouring row groups of a stream are permuted together. At the beginning of a stream, fewer are
             (1, 2, 4, …), so that the first batch needs only one. With as many as the table has, the table is one window: a
             true permutation.
-        window_rows: cut the row groups that `window` gathers evenly into windows of at most so many rows. The first windows
+        window_rows: cut the row groups that `window` gathers evenly into windows of at most this size. The first windows
             of a stream have a few batches, and double. 0 leaves row groups whole.
     """
 

@@ -1,8 +1,8 @@
 """Edges of windows on the line, as a pure function. `plan.py` explains the line, streams and windows.
 
 1. Neighbouring row groups of a stream are gathered: `window` of them, and fewer at the beginning of a stream (1, 2, 4, …).
-2. If row groups are read in pieces (`window_rows`), the gathered row groups are cut evenly into windows of at most so many
-   rows. The first windows of a stream hold four batches, then eight, and so on.
+2. If row groups are read in pieces, the gathered row groups are cut evenly into windows of at most `window_rows` rows. The
+   first windows of a stream hold four batches, then eight, and so on.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From row groups to batches: windows in memory, decoding, collating, caching and prefetching."""
+"""Pipeline from row groups to batches: windows in memory, decoding, collating, caching and prefetching."""

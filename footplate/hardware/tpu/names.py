@@ -53,7 +53,7 @@ class Generation:
 
     @property
     def counted_per_chip(self) -> int:
-        """What a chip adds to the number in a slice's name."""
+        """The amount by which a chip increases the number in a slice's name."""
         return self.cores_per_chip if self.counts == "cores" else 1
 
 

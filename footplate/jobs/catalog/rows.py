@@ -183,31 +183,31 @@ class Succession:
 
 
 class Catalog:
-    """All rows, in the order of the files. Each file is read when it is first needed."""
+    """The catalog's rows, in the order of the files. Each file is read when it is first needed."""
 
     @cached_property
     def machines(self) -> dict[str, Machine]:
-        """By name."""
+        """Machine types by name."""
         return {row.name: row for row in read("machines", Machine)}
 
     @cached_property
     def accelerators(self) -> dict[str, Accelerator]:
-        """By name."""
+        """Accelerators by name."""
         return {row.name: row for row in read("accelerators", Accelerator)}
 
     @cached_property
     def counts(self) -> dict[tuple[str, str], tuple[int, ...]]:
-        """By machine type and accelerator: the valid counts, ascending."""
+        """Valid counts of an accelerator, ascending, by machine type and accelerator."""
         return {(row.machine_type, row.accelerator_type): tuple(row.valid_counts) for row in read("counts", Counts)}
 
     @cached_property
     def limits(self) -> dict[tuple[str, int], Limit]:
-        """By accelerator and count."""
+        """Limits by accelerator and count."""
         return {(row.accelerator, row.count): row for row in read("limits", Limit)}
 
     @cached_property
     def tiers(self) -> dict[str, list[TierReplica]]:
-        """By scale tier: its roles."""
+        """Roles of each scale tier, by the tier's name."""
         found: dict[str, list[TierReplica]] = {}
         for row in read("tiers", TierReplica):
             found.setdefault(row.tier, []).append(row)
@@ -215,7 +215,7 @@ class Catalog:
 
     @cached_property
     def regions(self) -> dict[str, Region]:
-        """By name."""
+        """Regions by name."""
         return {row.region: row for row in read("regions", Region)}
 
     @cached_property
@@ -225,12 +225,12 @@ class Catalog:
 
     @cached_property
     def successions(self) -> dict[str, Succession]:
-        """By accelerator."""
+        """Successors of accelerators, by accelerator."""
         return {row.accelerator: row for row in read("successors", Succession)}
 
     @cached_property
     def sources(self) -> dict[str, Source]:
-        """By key."""
+        """Sources by key."""
         return {row.key: row for row in read("sources", Source)}
 
 

@@ -25,7 +25,7 @@ Found = Iterator[tuple[Path, str]]
 
 
 def problems(job: Job, partial: bool, machines_may_follow: bool = False) -> Found:
-    """Everything that is wrong with a job: the key, and a sentence.
+    """Return all problems of a job: for each, the key and a sentence.
 
     Args:
         job: a job whose keys have the right types.

@@ -1,8 +1,7 @@
-"""From a draft to a resolved job: every problem at once, or the job as it would be submitted.
+"""Resolve a draft: return the job as it would be submitted, or raise all of its problems at once.
 
 1  reading.py finds values of a wrong type, and leaves them out
-2  checking.py says what doesn't fit together in what is left; what is missing only because it was left out is no
-   problem of its own
+2  checking.py finds values that don't fit together; a value that reading.py has left out doesn't count as missing
 3  without a problem, the scale tier becomes machines, and the job's directory becomes an argument of the program
 """
 
@@ -52,7 +51,7 @@ class ResolvedJob:
     notices: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, for YAML and JSON."""
+        """Return the job as plain values, for YAML and JSON."""
         return {
             "jobId": self.name,
             "scaleTier": self.scale_tier,
@@ -120,7 +119,7 @@ def checked(draft: Draft) -> Job:
 
 
 def problems(draft: Draft) -> list[Problem]:
-    """All problems of a draft; empty if it can be resolved, or, if it is partial, completed by flags."""
+    """Return all problems of a draft; empty if it can be resolved, or, if it is partial, completed by flags."""
     return _checked(draft, draft.partial)[1]
 
 

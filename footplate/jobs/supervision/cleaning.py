@@ -151,7 +151,7 @@ def _made(home: Home, unused_s: float) -> Iterator[_Candidate]:
 
 
 def _unlocked(home: Home) -> Path:
-    """The lock of things that nobody locks."""
+    """Return the lock for things that no other process locks."""
     return home.root / "trash.lock"
 
 

@@ -1,7 +1,7 @@
 """Judge an attempt by the ends of its processes. The rules are pure, and the same on every backend.
 
     master, workers      do the work. The attempt succeeds when the master exits with 0; the workers then have `GRACE_S`
-    parameter servers    serve them. They are told to end as soon as the master is done
+    parameter servers    serve them. They receive SIGTERM as soon as the master is done
     evaluators           have `GRACE_S` after the master. A failing evaluator is recorded, and stops nothing
 
 If a master, a worker or a parameter server fails, the attempt has failed. The other processes usually fail soon after, and

@@ -42,7 +42,7 @@ class Identity:
         return cls(**values) if values else None
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return the identity as plain values."""
         return {"pid": self.pid, "began": self.began, "boot": self.boot}
 
     def alive(self) -> bool:

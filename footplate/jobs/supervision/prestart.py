@@ -78,7 +78,7 @@ def assign(process: subprocess.Popen[bytes], name: str) -> None:
 
 
 def await_assignment() -> str:
-    """In the prestarted process: wait for the name of its job. The process ends if there is no job for it."""
+    """Wait, in the prestarted process, for the name of its job. The process ends if there is no job for it."""
     name = sys.stdin.readline().strip()
     if not name:
         sys.exit(0)
@@ -86,7 +86,7 @@ def await_assignment() -> str:
 
 
 def settle(home: Home, log: Path) -> None:
-    """In the prestarted process: get the environment, directory and standard streams of any other supervisor."""
+    """Set the prestarted process's environment, directory and standard streams, as in any other supervisor."""
     os.environ.update(home.variables())
     os.chdir(home.root)
     with Path(os.devnull).open("rb") as nothing, log.open("ab") as file:

@@ -271,7 +271,7 @@ class Supervisor:
         return moved
 
     def _try_move(self, target: State, now: float, cause: str = "", **changes: Any) -> bool | None:
-        """Like `_move`, but return None if the state can't be written now."""
+        """Move to a state as `_move` does, but return None if the state can't be written now."""
         if self._state == State.CANCELLING and target != State.CANCELLED:
             return False
         try:

@@ -129,10 +129,10 @@ class _Agent:
         self._group: LocalWorkerGroup | None = None
         self._store: socket.socket | None = None
         self._payload_fd: int | None = None
-        self._launch: str | None = None  # whose workers this agent runs
+        self._launch: str | None = None  # the launch whose workers this agent runs
         self._open = True
         self._another_follows = False
-        self._heartbeat_at = time.monotonic()  # when the next heartbeat is due
+        self._heartbeat_at = time.monotonic()  # time of the next heartbeat
 
     def serve(self) -> None:
         """Serve until the driver closes the launch, or is gone."""

@@ -37,7 +37,7 @@ from footplate.launch.dispatch import Waker, dispatch_ready
 from footplate.launch.local import KILL_S, Caller
 from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Wrote
 
-LOOK_S = 0.2  # between two questions to the placement
+LOOK_S = 0.2  # interval of the questions to the placement
 
 
 @dataclass
@@ -164,7 +164,8 @@ class AgentGroup:
         if self._ranks[rank].started:
             self._order(rank, "signal", rank=rank, signum=signum)
         else:
-            self._end(rank, -signum)  # it would be started only to be ended
+            # Don't start the worker only to end it.
+            self._end(rank, -signum)
 
     def kill(self, rank: int) -> None:
         if self._ranks[rank].started:

@@ -25,7 +25,7 @@ from footplate.core.version import __version__
 from footplate.launch import rendezvous
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
-PURPOSE = "agent"  # of the connection, for the handshake
+PURPOSE = "agent"  # the connection's purpose, which the handshake compares
 
 
 @dataclass(frozen=True)

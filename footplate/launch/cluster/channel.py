@@ -28,10 +28,10 @@ from typing import Any
 from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, FrameDecoder, FramingError, encode_frame
 from footplate.launch import payload
 
-PIECE_BYTES = 1 << 18  # of a payload, in one frame
-MAX_TRUSTED_BYTES = 1 << 24  # of a frame from a peer that has proved the token
-BURST = 16  # pieces that are sent or received before the owner can do something else
-CLOGGED_BYTES = 1 << 22  # in the queue, above which the owner should add nothing that can wait
+PIECE_BYTES = 1 << 18  # size of a payload's piece in a frame
+MAX_TRUSTED_BYTES = 1 << 24  # size limit of a frame from a peer that has proved the token
+BURST = 16  # number of pieces that are sent or received before the owner can do something else
+CLOGGED_BYTES = 1 << 22  # length of the queue above which the owner should add nothing that can wait
 SILENCE_S = 30
 
 

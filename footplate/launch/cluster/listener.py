@@ -25,8 +25,8 @@ from footplate.launch.cluster.refusal_log import RefusalLog
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = DEADLINE_S
-MAX_STRANGERS = 256  # connections that are open at a time without a proof; beyond that, the oldest one is closed
-PAUSE_S = 0.5  # before the next try, when a connection couldn't be accepted
+MAX_STRANGERS = 256  # limit of open connections that have not proved the token; beyond it, the oldest is closed
+PAUSE_S = 0.5  # pause after a failure to accept a connection
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Listener:
         self._strangers: Strangers[_Stranger] = Strangers(MAX_STRANGERS, HANDSHAKE_S)
         self._refusals = RefusalLog(log, "it doesn't know the token of this launch")
         self._paused_until: float | None = None  # None while connections are accepted
-        self._warned = False  # that connections can't be accepted, since one was
+        self._warned = False  # True if a failure to accept was logged since the last accepted connection
         self._server = rendezvous.listen(host, MAX_STRANGERS)
         self._server.setblocking(False)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
@@ -92,7 +92,7 @@ class Listener:
     def _accept(self) -> None:
         try:
             connection, peer = self._server.accept()
-        except (BlockingIOError, ConnectionError):  # it has gone already
+        except (BlockingIOError, ConnectionError):  # the peer has closed it already
             return
         except OSError as error:
             # Mostly too many open files. The selector would report the same connection again at once.

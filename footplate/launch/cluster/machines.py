@@ -51,16 +51,16 @@ from footplate.launch.cluster.refusal_log import RefusalLog
 
 log = logging.getLogger(__name__)
 
-JOIN_S = 600.0  # for all machines to join
-REPLACE_S = 570.0  # for a lost machine to be replaced; less than a supervisor waits for a sign of life
-WARN_S = 15.0  # after which the missing machines are logged; then again after twice the time, and so on
+JOIN_S = 600.0  # time for all machines to join
+REPLACE_S = 570.0  # time to replace a lost machine; shorter than the supervisor's wait for a rank's first sign of life
+WARN_S = 15.0  # time until the missing machines are logged; the time doubles after each log line
 HANDSHAKE_S = DEADLINE_S
 MAX_STRANGERS = 64
-ANSWER_S = 5.0  # for a machine to answer a ping
+ANSWER_S = 5.0  # time for a machine to answer a ping
 LOOK_S = 0.5
-STOP_S = 15.0  # for agents to end
-MAX_BYTES = 1 << 16  # of a frame
-PURPOSE = "machine"  # of the connection, for the handshake
+STOP_S = 15.0  # time for agents to end
+MAX_BYTES = 1 << 16  # size limit of a frame
+PURPOSE = "machine"  # the connection's purpose, which the handshake compares
 
 
 class Connection:
@@ -132,8 +132,8 @@ class MachinePlacement:
         self._workers_per_node = workers_per_node
         self._token = token.encode()
         self._changed = threading.Condition()
-        self._members: dict[int, _Member] = {}  # by node rank
-        self._calls: dict[int, AgentCall] = {}  # of workers whose machines aren't there yet, by index
+        self._members: dict[int, _Member] = {}  # machines by node rank
+        self._calls: dict[int, AgentCall] = {}  # calls, by index, for machines that haven't joined yet
         self._calls_until = 0.0
         self._lost: list[Lost] = []
         self._strangers: Strangers[Connection] = Strangers(MAX_STRANGERS, HANDSHAKE_S)
@@ -218,7 +218,7 @@ class MachinePlacement:
 
     def _accept_all(self) -> None:
         """Accept connections, and close those whose time has passed. Runs in a thread."""
-        warned = False  # that connections can't be accepted, since one was
+        warned = False  # True if a failure to accept was logged since the last accepted connection
         while not self._closed:
             self._refusals.flush()
             connection, peer = None, ("",)
@@ -227,7 +227,7 @@ class MachinePlacement:
                 warned = False
             except TimeoutError:
                 pass
-            except OSError as error:  # closed, or too many open files
+            except OSError as error:  # the socket was closed, or too many files are open
                 if not self._closed:
                     if not warned:
                         log.warning("machine 0 can't take connections of other machines: %s", error)
@@ -244,7 +244,7 @@ class MachinePlacement:
         accepted.settimeout(None)
         try:
             connection = Connection(accepted)
-        except OSError:  # it has gone already
+        except OSError:  # the peer has closed it already
             accepted.close()
             return
 
@@ -322,7 +322,7 @@ class MachinePlacement:
                     return False
                 log.warning("machine %d has joined again; its earlier connection doesn't answer and is closed", node)
                 self._remove(node, earlier)
-            if node in self._members:  # another one was faster
+            if node in self._members:  # another machine with this node rank joined first
                 return False
             self._members[node] = member
             self._start_agents()

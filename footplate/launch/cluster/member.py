@@ -1,4 +1,4 @@
-"""A machine of a launch without a cluster's engine: it joins (`machines.py`), and starts agents when it is told to."""
+"""A machine of a launch without a cluster's engine: it joins (`machines.py`), and starts agents on request."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def join(host: str, port: int, token: str, node: int) -> int:
 
 
 def _join(host: str, port: int, token: str, node: int) -> Connection:
-    """A connection to machine 0, which has proved the token. Tries again if machine 0 closes it without a word."""
+    """Connect to machine 0, and prove the token. Try again if machine 0 closes the connection without an answer."""
     until = time.monotonic() + JOIN_S
     while True:
         accepted = _connect(host, port, until)
@@ -71,7 +71,8 @@ def _join(host: str, port: int, token: str, node: int) -> Connection:
                 return connection
             why = "no launch of Footplate answers there"
         except HandshakeError as error:
-            why, until = str(error), 0.0  # the answer would be the same again
+            # Another try would get the same answer.
+            why, until = str(error), 0.0
 
         connection.close()
         if time.monotonic() > until:

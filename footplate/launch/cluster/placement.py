@@ -40,7 +40,7 @@ class Placement(Protocol):
         It is called again, after `close`, when allocations were lost.
 
         Raises:
-            LaunchError: the cluster can't hold so many.
+            LaunchError: the cluster hasn't enough room for `count` allocations.
         """
         ...
 

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-REGISTER_S = 60.0  # for the executors of a new session, or for the replacement of a lost one, to register
-ENDS_S = 2.0  # for tasks to end, once their agents have lost the driver
-QUEUED_S = 10.0  # until a job that doesn't begin is logged
-KILL_S = 15.0  # for Spark to kill them: it looks for tasks to kill every two seconds, and gives them two more
+REGISTER_S = 60.0  # time for the executors of a new session, or for the replacement of a lost executor, to register
+ENDS_S = 2.0  # time for tasks to end, after their agents have lost the driver
+QUEUED_S = 10.0  # time until a job that doesn't begin is logged
+KILL_S = 15.0  # time for Spark to kill tasks: it checks every two seconds, and gives them two seconds more
 
 
 class SparkPlacement:
@@ -113,12 +113,12 @@ class _Stage:
         self._ending = threading.Event()
         self._cancelled = False
         self._failure: StageFailure | None = None
-        self._warn_at = time.monotonic() + QUEUED_S  # that no task has begun
+        self._warn_at = time.monotonic() + QUEUED_S  # time to log that no task has begun
         self._thread = InheritableThread(target=self._run, name=self._group, daemon=True)
         self._thread.start()
 
     def lost(self) -> list[Lost]:
-        """All allocations, once, as soon as the job has failed: the stage ends as a whole."""
+        """Return all allocations, once, as soon as the job has failed: the stage ends as a whole."""
         failure, self._failure = self._failure, None
         if failure is None:
             self._warn_of_a_queue()
@@ -228,7 +228,8 @@ def _task(call: AgentCall, rows: Iterable[int]) -> Iterator[Any]:
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
     try:
-        call(context.partitionId(), os.environ.get("CONTAINER_ID", ""))  # of YARN, which counts a container's memory
+        # CONTAINER_ID is YARN's, which counts the memory of each container.
+        call(context.partitionId(), os.environ.get("CONTAINER_ID", ""))
     finally:
         os.environ.clear()
         os.environ.update(environment)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.resource import ResourceProfile
 
-SETTLED_S = 1.0  # if no executor registers for so long, all of them have
+SETTLED_S = 1.0  # if no executor registers for this time, all executors are registered
 
 
 def active_context() -> SparkContext:

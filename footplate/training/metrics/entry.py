@@ -1,4 +1,4 @@
-"""One logged name: its options, what an epoch has collected of it, and the values that are reported."""
+"""A logged name: its options, the values that an epoch has collected, and the values that are reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from footplate.training.metrics.host_values import to_floats
 
 @dataclass(slots=True)
 class Entry:
-    """One logged name."""
+    """A logged name, with its options and values."""
 
     name: str
     on_step: bool
@@ -23,16 +23,16 @@ class Entry:
     logger: bool
     reduce_fx: str | Callable[[Tensor], Tensor]
     sync_dist: bool
-    metric: Any = None  # a torchmetrics object, which accumulates by itself
+    metric: Any = None  # a torchmetrics object, which does its own accumulation
     latest: Any = None
-    synced: float | None = None  # the latest over all ranks, with sync_dist
+    synced: float | None = None  # the latest value over all ranks, with sync_dist
     waiting: list[Any] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)  # numbers, or tensors of one element on any device
     total: float = 0.0
     weight: float = 0.0
-    values: list[float] = field(default_factory=list)  # only for a reduction given as a function
-    loaders: set[int] = field(default_factory=set)  # of an evaluation, in whose batches it was logged
-    computed: int = 0  # updates of the torchmetrics object that an epoch's value has been computed of
+    values: list[float] = field(default_factory=list)  # all values, only if the reduction is a function
+    loaders: set[int] = field(default_factory=set)  # loaders of an evaluation whose batches logged the name
+    computed: int = 0  # number of updates of the torchmetrics object that an epoch's value already contains
 
     @property
     def step_name(self) -> str:
@@ -94,15 +94,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a rank sends to the other ranks about a name at the end of an epoch."""
+    """A rank's message to the other ranks about a name, at the end of an epoch."""
 
     name: str
     options: tuple[Any, ...]
     part: Part
     is_metric: bool
-    path: str  # of the torchmetrics object, in the module
+    path: str  # path of the torchmetrics object in the module
     updates: int
-    items: dict[str, int]  # of the torchmetrics object: how many tensors each state has that is a list
+    items: dict[str, int]  # number of tensors in each state of the torchmetrics object that is a list
     loaders: set[int]
 
     def entry(self) -> Entry:

@@ -184,7 +184,8 @@ class MetricLog:
             else:
                 value = reduced(entry.reduce_fx, merge(entry.reduce_fx, [summary.part for summary in found]))
             entry.reset()
-            entry.latest = None  # from now on, the plain name is the epoch's value
+            # From now on, the plain name gives the epoch's value.
+            entry.latest = None
             if value is not None:
                 result.add(entry, entry.epoch_name, value)
         return result
@@ -349,7 +350,7 @@ class MetricLog:
 
 
 def _kept(name: str, value: Any) -> Any:
-    """What one of several copies of a module logs, for later."""
+    """Return a snapshot of a value that one of several copies of a module logs, to be recorded later."""
     if is_torchmetric(value):
         raise ConfigError(
             f'self.log("{name}", …): with strategy="replicas" each device has a copy of this torchmetrics object, which '

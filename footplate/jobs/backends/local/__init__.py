@@ -32,11 +32,11 @@ class Local:
     outlives = False
 
     def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
-        """No options."""
+        """Return an empty dict: this backend has no options."""
         return {}
 
     def check(self, resolved: ResolvedJob, destination: Mapping[str, str]) -> list[str]:
-        """Check that the job is one training of a Python package. Returns what it asks for beyond this machine.
+        """Check that the job is one training of a Python package. Return notices of its needs beyond this machine.
 
         Raises:
             ConfigError: its program is in a container image; it is a tuning; its job directory can't be created;
@@ -53,20 +53,21 @@ class Local:
             )
         if resolved.job_dir is not None and not resolved.job_dir.startswith(BUCKETS):
             _check_job_dir(absolute_job_dir(resolved.job_dir, Path.cwd()))
-        limit()  # a wrong FOOTPLATE_LOG_MB fails now, not when the job starts
+        # A wrong FOOTPLATE_LOG_MB must fail now, not when the job starts.
+        limit()
         images = any(replica.image_uri for replica in resolved.replicas)
         notice = "On this machine the package runs as it is, without the container image that the spec names."
         return [*machine.shortages(self.needs(resolved), machine.resources()), *([notice] if images else [])]
 
     def needs(self, resolved: ResolvedJob) -> Resources:
-        """The resources of the spec's machines, together."""
+        """Return the total resources of the spec's machines."""
         return machine.needs(resolved)
 
     def request(self, resolved: ResolvedJob, destination: Mapping[str, str], package: Snapshot) -> None:
-        """There is no service."""
+        """Return None: there is no service to send a request to."""
 
     def find(self, task: Task) -> None:
-        """No attempt outlives its supervisor."""
+        """Return None: no attempt outlives its supervisor."""
 
     def prepare(self, task: Task) -> None:
         """Install the package, and create the job's directory."""

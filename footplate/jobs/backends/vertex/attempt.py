@@ -64,12 +64,12 @@ class PollTimer:
         self.due = 0.0
 
     def reset(self, within_s: float | None = None) -> None:
-        """Something has happened: make the next request after `within_s`, by default after the shortest time."""
+        """Make the next request after `within_s`, by default after the shortest time. Call it after a change."""
         self._delay_s = self._bounds[0]
         self.due = time.monotonic() + (self._delay_s if within_s is None else within_s)
 
     def back_off(self, factor: float = 1.3) -> None:
-        """Nothing has happened: wait longer before the next request, each time by this factor."""
+        """Wait longer before the next request, each time by this factor. Call it if nothing has changed."""
         self.due = time.monotonic() + self._delay_s
         self._delay_s = min(self._delay_s * factor, self._bounds[1])
 

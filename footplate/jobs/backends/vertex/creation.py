@@ -67,7 +67,8 @@ class CustomJobCreation:
             self._keep(found[0])
             return True
         asked = self._record_file.record.asked
-        if asked is not None and abs(time.time() - asked) >= SETTLED_S:  # a clock may be put back
+        # The difference is negative if the clock was set back.
+        if asked is not None and abs(time.time() - asked) >= SETTLED_S:
             self._record_file.change(asked=None)
         return False
 
@@ -75,14 +76,14 @@ class CustomJobCreation:
         """Create the CustomJob, and record its name.
 
         Raises:
-            Unanswered: it may exist after all, unless none was `asked` for.
+            Unanswered: there was no answer; the job may exist, unless none was `asked` for.
             FootplateError: it can't be created.
         """
         body = self._body()
         self._record_file.change(asked=time.time())
         try:
             made = self._client.ask("aiplatform", "POST", self._parent, body)
-        except Refused:  # there is no CustomJob
+        except Refused:  # no CustomJob was created
             self._record_file.change(asked=None)
             raise
         self._keep(made)

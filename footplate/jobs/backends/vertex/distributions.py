@@ -61,7 +61,7 @@ class Distribution:
     content: bytes
 
     def uri(self, staging: str) -> str:
-        """Its URI in a staging bucket."""
+        """Return the file's URI in a staging bucket."""
         return f"{staging}/footplate/{hashlib.sha256(self.content).hexdigest()[:32]}/{self.name}"
 
 
@@ -163,15 +163,17 @@ def upload(found: Iterable[Distribution], staging: str) -> None:
         place = locate(one.uri(staging))
         try:
             there = place.filesystem.get_file_info(place.path)
-            if there.size != len(one.content):  # it is missing or incomplete
-                with place.filesystem.open_output_stream(place.path, compression=None) as out:  # else by its name
+            # Write the file if it is missing or incomplete. Without `compression=None`, pyarrow would compress it as its
+            # name says.
+            if there.size != len(one.content):
+                with place.filesystem.open_output_stream(place.path, compression=None) as out:
                     out.write(one.content)
         except (OSError, ArrowException) as error:
             raise _trouble(staging, str(error)) from None
 
 
 def _trouble(staging: str, said: str) -> FootplateError:
-    """The failure behind an error of pyarrow, which only its text shows."""
+    """Return the failure behind an error of pyarrow, recognised by its text."""
     bucket, text = staging.removeprefix("gs://").partition("/")[0], " ".join(said.split())[:300]
     if re.search(r"UNAUTHENTICATED|\b401\b|credentials", text, re.IGNORECASE):
         return Refused(f"Cloud Storage doesn't accept the credentials. {LOG_IN}", 401)

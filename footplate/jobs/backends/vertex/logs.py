@@ -25,7 +25,7 @@ from footplate.jobs.supervision.logfiles import Writer, size
 
 WINDOW_S = 60
 PAGE = 1000  # entries; the largest page that Cloud Logging returns
-PAGES = 20  # for one call; the next call gets the rest
+PAGES = 20  # most pages for a call; the next call gets the rest
 
 
 class Output:

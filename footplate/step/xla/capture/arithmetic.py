@@ -51,8 +51,9 @@ def _refusal(self: Number, *_: Any) -> NoReturn:
 
 
 class Number:
-    """A number that is computed of counters. Its `value` is that of the moment of capture; nobody but Python's
-    arithmetic, comparisons and torch may use it.
+    """A number computed from counters. `value` is its value at the moment of capture.
+
+    Only Python's arithmetic and comparisons, and torch, may use it.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Number:
         return self._function(*(one.now(present) if isinstance(one, Number) else one for one in self._operands))
 
     def tensor(self) -> Tensor:
-        """The number as a tensor of no dimensions, which is an input of the graph."""
+        """Return the number as a tensor of no dimensions, which is an input of the graph."""
         if self._place is None:
             self._place = self._counters.place(self)
         kind = torch.int64 if isinstance(self.value, int) else self._counters.floating
@@ -147,7 +148,8 @@ class NumbersAsInputs(TorchFunctionMode):
     """Turns `Number`s among the arguments of torch's functions into inputs of the graph."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, FunctionType):  # in Python: it asks, computes, and calls those that take a tensor
+        # A function written in Python reads numbers and computes with them, and then calls functions that take tensors.
+        if isinstance(func, FunctionType):
             return func(*args, **(kwargs or {}))
         return _with_tensors(func, args, kwargs or {})
 

@@ -128,7 +128,7 @@ attention.register_autograd(_differentiate, setup_context=_remember)
 
 
 def _products(q: Any, k: Any, v: Any, of_width: int, of_values: int) -> int:
-    """Floating-point operations of so many products over the width, and over that of values; of shapes."""
+    """Floating-point operations, from shapes, of `of_width` products over q's width and `of_values` over v's width."""
     return 2 * math.prod(q[:-1]) * k[-2] * (of_width * q[-1] + of_values * v[-1])
 
 

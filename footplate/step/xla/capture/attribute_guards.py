@@ -29,7 +29,7 @@ from footplate.step.xla.capture.torch_tracing import is_traced
 PLAIN = (bool, int, float, str, type(None))
 
 Attribute = tuple[str, str]
-"""A module's name within the one that is captured ("" for itself), and the attribute's."""
+"""The name of a module inside the captured module ("" for the captured module itself), and the attribute's name."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,12 @@ OPAQUE = _Opaque()
 
 
 def snapshot(value: Any, depth: int = 4) -> Any:
-    """What an attribute's value is compared by: a plain value itself, and containers and records of plain values
-    likewise.
+    """Return a value that stands for an attribute's value in comparisons.
 
-    A tensor that isn't registered, which becomes a constant of the program, is known by its identity and by torch's
-    count of its changes; a function, or an object of another class, by its identity: nobody knows which of its parts
-    are read. What stands for something else while a step is captured is `OPAQUE`.
+    A plain value is its own snapshot. Containers and records get a container of their values' snapshots. A tensor that
+    isn't registered becomes a constant of the program: it is compared by its identity and by torch's count of its
+    changes. A function, or an object of another class, is compared by its identity, as the step may read any part of
+    it. The snapshot of a value that stands for something else while a step is captured is `OPAQUE`.
     """
     if isinstance(value, PLAIN):
         return value
@@ -180,7 +180,7 @@ def snapshot(value: Any, depth: int = 4) -> Any:
 
 
 def _is_data(part: nn.Module, name: str, value: Any) -> bool:
-    """Whether a value is an attribute of the module's own, or a plain one of its class, which a hook may put before."""
+    """Return True for an attribute of the module itself, or a plain one of its class, which a hook may override."""
     if name in object.__getattribute__(part, "__dict__"):
         return True
     return isinstance(value, (*PLAIN, list, tuple, dict)) and any(
@@ -195,9 +195,7 @@ _MODULES_OWN = {*vars(nn.Module()), "_trainer", "_fabric"}
 
 
 def _alike(now: Any, before: Any) -> bool:
-    """Whether two pictures would make the same program: 2 and 2.0 are equal numbers, but give tensors of other
-    types.
-    """
+    """Return True if two snapshots would give the same program. 2 and 2.0 don't: they give tensors of different types."""
     if now is before:
         return True
     if type(now) is not type(before):
@@ -206,11 +204,12 @@ def _alike(now: Any, before: Any) -> bool:
         return len(now) == len(before) and all(map(_alike, now, before))
     if isinstance(now, dict):
         return now.keys() == before.keys() and all(_alike(value, before[name]) for name, value in now.items())
-    return bool(now == before) or (now != now and before != before)  # two NaNs
+    # The second condition holds for two NaNs.
+    return bool(now == before) or (now != now and before != before)
 
 
 def _hooks_of(part: nn.Module) -> str:
-    """Which hooks are registered on a part, by the numbers of their handles, for the end of a description."""
+    """Describe the hooks that are registered on a module, by the numbers of their handles. It ends a description."""
     kinds = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
     handles = [str(number) for hooks in kinds for number in hooks]
     return f" with hooks {', '.join(handles)}" if handles else ""
@@ -241,7 +240,7 @@ class _TensorSnapshot:
 
 @dataclass(frozen=True)
 class _Same:
-    """Some object or function: the same, or, of one that is no more than a value (a type, a device), equal to it."""
+    """An object or function, compared by identity; a value such as a type or a device may also be equal."""
 
     value: Any
 

@@ -1,4 +1,4 @@
-"""The one operation of a step at which devices meet: it averages tensors over all of them.
+"""Averaging of tensors over all devices: the operation of a step in which devices communicate.
 
 During capture it only marks the point in the graph, once for gradients, statistics, logs and loss together, so that the
 caller makes one collective of it. A log that is a minimum or maximum has an operation of its own. A log that is a sum
@@ -82,9 +82,7 @@ def average_logs(logs: dict[str, Tensor], reductions: Mapping[str, str], names: 
 
 
 def _extremes(logs: dict[str, Tensor], names: Iterable[str], reductions: Mapping[str, str]) -> list[str]:
-    """Put the extremes of all devices in the place of each one's own; returns the names that are left to be
-    averaged.
-    """
+    """Replace each device's own extremes by those of all devices; return the names that are still to be averaged."""
     means = []
     for name in names:
         if reductions[name] in ("min", "max"):

@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 
 def products_of(graph: GraphModule) -> list[Product]:
-    """Every matrix product, in the graph's order."""
+    """Return every matrix product, in the graph's order."""
     return [product for node in graph.graph.nodes if node.op == "call_function" for product in _of(node)]
 
 
@@ -40,7 +40,7 @@ def _of(node: Node) -> Iterator[Product]:
         wanted: Any = node.args[-1]
         if wanted[0]:  # the gradient of the input
             yield Product(forward.rows, forward.columns, forward.inner)
-        if wanted[1]:  # that of the weight
+        if wanted[1]:  # the gradient of the weight
             yield Product(forward.inner, forward.rows, forward.columns)
 
 

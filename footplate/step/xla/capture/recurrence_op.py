@@ -157,7 +157,8 @@ class RecurrenceAsOne(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cell = _FUNCTIONS.get(func)
-        if cell is not None and len(args) == 9 and isinstance(args[3], bool):  # else it is of a packed sequence
+        # A call with a packed sequence has other arguments.
+        if cell is not None and len(args) == 9 and isinstance(args[3], bool):
             return _layers(cell, *args)
         return func(*args, **(kwargs or {}))
 

@@ -80,9 +80,8 @@ class Changes:
             leaves = pytree.tree_leaves(value)
             where = self._places.get((id(owner), name), "a change in place")
             traced = any(is_traced(leaf) or isinstance(leaf, Number) for leaf in leaves)
-            torchs_own = type(owner).__module__.startswith(
-                "torch.nn."
-            )  # nn.GRU keeps a list of its parameters, anew each time
+            # torch's own modules may assign such values: nn.GRU makes a new list of its parameters each time.
+            torchs_own = type(owner).__module__.startswith("torch.nn.")
             if not torchs_own and (traced or isinstance(value, (*PLAIN, list, dict, set, tuple))):
                 self.found.append(Change(owner_name, name, where, traced))
             if traced and not grown:

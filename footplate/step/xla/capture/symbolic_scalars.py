@@ -156,7 +156,8 @@ class Counters:
         if len(self._numbers) == MOST:
             number.refuse(f" (and {MOST} others that are inputs already)")
         self._numbers.append(number)
-        if isinstance(number.value, int):  # it is one among tensors: a fraction would be another program
+        # An integer among tensors gives another program than a fraction.
+        if isinstance(number.value, int):
             self.decide(lambda present: isinstance(number.now(present), int), True, f"{number.text} being an integer")
         return len(self._numbers) - 1
 

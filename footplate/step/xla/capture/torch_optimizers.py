@@ -47,14 +47,14 @@ Optimizers = Optimizer | Sequence[Optimizer] | None
 
 
 def as_list(optimizers: Optimizers) -> list[Optimizer]:
-    """One optimizer, several or none, as a list."""
+    """Return one optimizer, several or none as a list."""
     if optimizers is None:
         return []
     return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
 
 
 def named_groups(module: nn.Module, optimizers: Optimizers) -> Iterator[tuple[str, Tensor, dict[str, Any], Optimizer]]:
-    """Each parameter that is trained, with its name, its group and its optimizer.
+    """Yield the name of each trained parameter, the parameter, its group and its optimizer.
 
     Raises:
         CaptureError: an optimizer of an unsupported class, one that trains tensors of others, or two that train the

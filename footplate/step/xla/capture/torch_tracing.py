@@ -1,15 +1,15 @@
-"""All private names of torch that the capture uses.
+"""Private names of torch that the capture uses.
 
 Four pieces of torch make a graph of a step, the same four that `torch.compile` is built on:
 
     FakeTensorMode         tensors with a shape and a type, and no memory
     FunctionalTensorMode   in-place changes (`x += 1`, BatchNorm's statistics, `optimizer.step()`) become new values
     core decompositions    the two thousand operations of ATen become some two hundred
-    make_fx                every operation that is reached is written into an FX graph
+    make_fx                every operation that runs is recorded in an FX graph
 
-None of them is public, though all have kept their form since torch 2.5. Also used are the flag that tells optimizers to
+None of them is public, but all have kept their form since torch 2.5. This file also uses the flag with which optimizers
 keep their arithmetic in tensors, the type and shape of each value in `node.meta["val"]`, and graph modules that write
-their Python code only on demand. Written for torch 2.11 to 2.13, tried with 2.13.
+their Python code only on demand. It is written for torch 2.11 to 2.13, and tested with 2.13.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def become(tensor: Tensor, node: Node) -> None:
     if node_of(tensor) is node:
         return
     tracer = _tracer()
-    with torch._C.DisableTorchFunction():  # the capture's own modes would look at every attribute that is read here
+    # The capture's own modes must not see the attributes that are read here.
+    with torch._C.DisableTorchFunction():
         with _disable_current_modes():
             value = fake_like(node.meta["val"], node.meta["val"].fake_mode)
         track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)  # pyright: ignore[reportArgumentType]
@@ -195,8 +196,10 @@ def is_traced(value: Any) -> bool:
 
 @contextmanager
 def as_compiled() -> Iterator[None]:
-    """Optimizers and clipping take the path on which all numbers are tensors, as under `torch.compile`. Distributions,
-    and whoever calls `torch._check_tensor_all` (transformers, for pictures among words), don't look at values.
+    """Behave as under `torch.compile` inside the `with` block.
+
+    Optimizers and clipping take the path on which all numbers are tensors. Distributions don't check values, and
+    neither does `torch._check_tensor_all`, which transformers calls for images in a text.
     """
     before = torch.compiler._is_compiling_flag, Distribution._validate_args, torch._check_tensor_all_with
     torch.compiler._is_compiling_flag = True

@@ -59,10 +59,10 @@ class Settings:
 
 
 class TracedStep(Phases):
-    """One training step while it is traced. Traced tensors are already installed in the module.
+    """A training step that is traced. The traced tensors are already installed in the module.
 
     Args:
-        name: of the step, such as `"Classifier.training_step"`, for errors.
+        name: the step's name for errors, such as `"Classifier.training_step"`.
         module: the user's module.
         optimizers: its optimizers.
         settings: see `Settings`.

@@ -183,7 +183,8 @@ def _capture(
 ) -> tuple[Captured, list[Change]]:
     """Trace `run` over the state, the rates and the batch: a step that trains if there is an optimizer."""
     known = len(rates_of(optimizer))
-    rates = [torch.zeros((), dtype=torch.float64) for _ in range(known + MOST)]  # nobody knows yet how many of counters
+    # The trace finds the counters that are inputs: there are `MOST` of them at the most.
+    rates = [torch.zeros((), dtype=torch.float64) for _ in range(known + MOST)]
     trains = optimizer is not None
     leaves, tree = _leaves_of(batch)
     mode = torch_tracing.fake_mode()

@@ -1,8 +1,10 @@
-"""Attention some queries at a time: memory grows with the length, not with its square.
+"""Attention in blocks of queries: memory grows with the length, not with its square.
 
-A block of queries meets all keys, its probabilities are used, and the next block takes their place. The backward pass
-computes them once more, from the scores and the sums that the forward pass kept, and adds up what each block gives to
-keys and values. The gradient of a mask that learns is summed, block by block, over what the mask is broadcast over.
+The forward pass computes the scores and probabilities of one block of queries with all keys, uses the probabilities, and
+frees them before the next block. The backward pass computes the scores again and, with the sums that the forward pass
+kept, the probabilities. It adds up each block's contributions to the gradients of keys and values. The gradient of a
+mask that is trained is summed over the dimensions in which the mask is broadcast, block by block.
+
 `capture/attention_op.py` defines the operations.
 """
 
@@ -20,50 +22,50 @@ from footplate.step.xla.capture import attention_op as _declared  # noqa: F401  
 from footplate.step.xla.lowering.table import Context, lowers, wide
 
 BLOCK = 256
-"""Queries at a time; no more than that are one block."""
+"""The queries in a block. A sequence of at most this many queries is one block."""
 
 
 class Blocks:
-    """The queries of one attention, in blocks: (blocks, …, rows, …), the last one filled up with zeros."""
+    """The queries of an attention, in blocks: (blocks, …, rows, …). The last block is padded with zeros."""
 
     def __init__(self, queries: int) -> None:
         self.queries, self.rows = queries, min(queries, BLOCK)
         self.count = -(-queries // self.rows)
 
     def cut(self, x: Any, dim: int) -> Any:
-        """An array in blocks along a dimension, counted from the end."""
+        """Cut an array into blocks along a dimension, counted from the end."""
         missing = self.count * self.rows - self.queries
         x = jnp.pad(x, [(0, missing if at == x.ndim + dim else 0) for at in range(x.ndim)])
         at = x.ndim + dim
         return jnp.moveaxis(x.reshape(*x.shape[:at], self.count, self.rows, *x.shape[at + 1 :]), at, 0)
 
     def joined(self, blocks: Any, dim: int) -> Any:
-        """What `cut` has cut, without what it has filled up."""
+        """Join the blocks of `cut` again, without the padding."""
         at = blocks.ndim - 1 + dim
         x = jnp.moveaxis(blocks, 0, at)
         x = x.reshape(*x.shape[:at], self.count * self.rows, *x.shape[at + 2 :])
         return lax.slice_in_dim(x, 0, self.queries, axis=at)
 
     def run(self, step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
-        """`step` over the blocks, with the number of the block first among what it is given."""
+        """Scan `step` over the blocks. The first element of its input is the number of the block."""
         return lax.scan(step, carry, (jnp.arange(self.count), *xs))
 
 
 def _product(formula: str, a: Any, b: Any) -> Any:
-    """A product of matrices that is summed in at least single precision."""
+    """Multiply matrices; sums are computed in at least single precision."""
     sums = jnp.promote_types(a.dtype, jnp.float32)
     return jnp.einsum(formula, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=sums)
 
 
 def _cut_mask(blocks: Blocks, mask: Any) -> tuple[Any, Any]:
-    """A mask's blocks, where it differs between queries, and the mask where it doesn't."""
+    """Return (blocks, None) for a mask that differs between queries, else (None, the mask)."""
     if mask is None or mask.ndim < 2 or mask.shape[-2] == 1:
         return None, mask
     return blocks.cut(mask, -2), None
 
 
 def _scores(q: Any, k: Any, mask: Any, first: Any, causal: bool, scale: float) -> Any:
-    """The scores of a block, in at least single precision: minus infinity where a query doesn't see a key."""
+    """Scores of a block, in at least single precision; minus infinity where a query must not see a key."""
     scores = _product("...qe,...ke->...qk", q, k) * scale
     if causal:
         rows, keys = jnp.arange(q.shape[-2])[:, None] + first, jnp.arange(k.shape[-2])
@@ -74,14 +76,14 @@ def _scores(q: Any, k: Any, mask: Any, first: Any, causal: bool, scale: float) -
 
 
 def _summed(of_scores: Any, mask: Any) -> Any:
-    """The gradient of a block's scores, in the shape of the mask that was added to them."""
+    """Sum the gradient of a block's scores to the shape of the mask that was added to them."""
     shape = (1,) * (of_scores.ndim - mask.ndim) + mask.shape
     over = tuple(dim for dim, size in enumerate(shape) if size == 1)
     return jnp.sum(of_scores, over, keepdims=True).reshape(mask.shape)
 
 
 def _share(seed: Any, p: float, number: Any, like: Any) -> Any:
-    """What dropout multiplies a block's probabilities with."""
+    """Dropout's factor for each probability of a block."""
     if seed is None:
         return 1.0
     key = jax.random.fold_in(jax.random.key(seed), number)

@@ -1,7 +1,7 @@
-"""Convolution and pooling, in torch's layout (batch, channels, …); XLA chooses the one of the hardware.
+"""Convolution and pooling in torch's layout (batch, channels, …). XLA chooses the layout of the hardware.
 
-Backward passes are JAX's own derivatives of the forward ones. In a program for a CPU, convolutions are those of
-`cpu_convolution.py`.
+The backward passes are JAX's derivatives of the forward passes. In a program for a CPU, `cpu_convolution.py` makes the
+convolutions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from footplate.step.xla.lowering.table import Context, aten, lowers
 
 
 def _each(value: Any, rank: int) -> tuple[int, ...]:
-    """One number for all spatial dimensions, or one for each."""
+    """Return one number for each spatial dimension; a single number is repeated."""
     return tuple(value) * rank if len(value) == 1 else tuple(value)
 
 
@@ -27,7 +27,9 @@ def _convolve(
     x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int
 ) -> Any:
     rank = weight.ndim - 2
-    stride, padding, dilation, extra = (_each(one, rank) for one in (stride, padding, dilation, output_padding or (0,)))
+    stride, padding, dilation, extra = (
+        _each(setting, rank) for setting in (stride, padding, dilation, output_padding or (0,))
+    )
     spatial = "DHW"[-rank:]
     layout = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
     options: dict[str, Any] = {
@@ -37,8 +39,9 @@ def _convolve(
         "precision": lax.Precision.HIGHEST,
     }
     if not transposed:
-        return lax.conv_general_dilated(x, weight, stride, [(one, one) for one in padding], **options)
-    # Transposed: the gradient of a convolution. Weights come as (in, out / groups, …) and are mirrored.
+        return lax.conv_general_dilated(x, weight, stride, [(width, width) for width in padding], **options)
+
+    # A transposed convolution is the gradient of a convolution. Its weights are (in, out / groups, …), and are mirrored.
     inner, outer = weight.shape[0], weight.shape[1]
     kernel = weight.reshape(groups, inner // groups, outer, *weight.shape[2:]).swapaxes(1, 2)
     kernel = jnp.flip(kernel.reshape(groups * outer, inner // groups, *weight.shape[2:]), range(2, weight.ndim))
@@ -53,24 +56,24 @@ def _gradients(gradient: Any, x: Any, weight: Any, settings: Any, wanted: Any) -
 
 
 def _described(x: Any, weight: Any, result: tuple[int, ...], settings: Any) -> cpu.Convolution:
-    """The convolution from x to its result, or where it is transposed the one that leads back."""
+    """Sizes and settings of a convolution; if it is transposed, those of the convolution whose gradient it is."""
     stride, padding, dilation, transposed, _, groups = settings
-    stride, padding, dilation = (_each(one, weight.ndim - 2) for one in (stride, padding, dilation))
+    stride, padding, dilation = (_each(setting, weight.ndim - 2) for setting in (stride, padding, dilation))
     pixels = x.shape[2:], tuple(result[2:])
     image, result = reversed(pixels) if transposed else pixels
     return cpu.Convolution(image, weight.shape[2:], result, stride, padding, dilation, groups)
 
 
-def _convolve_on_cpu(x: Any, weight: Any, one: cpu.Convolution, transposed: bool) -> Any:
-    return cpu.gradient_of_image(one, x, weight) if transposed else cpu.result_of(one, x, weight)
+def _convolve_on_cpu(x: Any, weight: Any, geometry: cpu.Convolution, transposed: bool) -> Any:
+    return cpu.gradient_of_image(geometry, x, weight) if transposed else cpu.result_of(geometry, x, weight)
 
 
 def _gradients_on_cpu(
-    gradient: Any, x: Any, weight: Any, one: cpu.Convolution, transposed: bool, wanted: Any
+    gradient: Any, x: Any, weight: Any, geometry: cpu.Convolution, transposed: bool, wanted: Any
 ) -> tuple[Any, Any]:
     of_result, image = (x, gradient) if transposed else (gradient, x)
-    of_x = _convolve_on_cpu(gradient, weight, one, not transposed) if wanted[0] else None
-    return of_x, cpu.gradient_of_kernel(one, of_result, image) if wanted[1] else None
+    of_x = _convolve_on_cpu(gradient, weight, geometry, not transposed) if wanted[0] else None
+    return of_x, cpu.gradient_of_kernel(geometry, of_result, image) if wanted[1] else None
 
 
 @lowers(aten.convolution.default)
@@ -86,8 +89,8 @@ def convolution(context: Context, x: Any, weight: Any, bias: Any, *settings: Any
 def convolution_backward(context: Context, gradient: Any, x: Any, weight: Any, bias_sizes: Any, *settings: Any) -> Any:
     *forward, wanted = settings
     if context.platform == "cpu":
-        one = _described(x, weight, gradient.shape, forward)
-        of_x, of_weight = _gradients_on_cpu(gradient, x, weight, one, forward[3], wanted)
+        geometry = _described(x, weight, gradient.shape, forward)
+        of_x, of_weight = _gradients_on_cpu(gradient, x, weight, geometry, forward[3], wanted)
     else:
         of_x, of_weight = _gradients(gradient, x, weight, forward, wanted)
     of_bias = jnp.sum(gradient, (0, *range(2, gradient.ndim))) if wanted[2] else None
@@ -95,10 +98,10 @@ def convolution_backward(context: Context, gradient: Any, x: Any, weight: Any, b
 
 
 def _windows(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> dict[str, Any]:
-    """The arguments of `lax.reduce_window` for a pooling over the last dimensions.
+    """Arguments of `lax.reduce_window` for a pooling over the last dimensions.
 
-    With `ceil`, the padding behind grows until the last window, which must begin inside the input or the padding before
-    it, is whole.
+    With `ceil`, the padding at the end grows until the last window is complete. That window must begin inside the input
+    or the padding before it.
     """
     rank, lead = len(kernel), x.ndim - len(kernel)
     widths = []
@@ -124,7 +127,7 @@ def _lowest(dtype: Any) -> Any:
 
 
 def _max_pool(rank: int, forward: Any, backward: Any) -> None:
-    """Enter the pooling of maxima over so many dimensions, and its backward pass."""
+    """Register max pooling over `rank` dimensions, and its backward pass."""
 
     @lowers(forward)
     def max_pool(
@@ -136,14 +139,14 @@ def _max_pool(rank: int, forward: Any, backward: Any) -> None:
         dilation: Any = (1,),
         ceil: bool = False,
     ) -> Any:
-        """The maxima, and where they are: the place of the first of them in the input's plane, counted row by row."""
+        """Return the maxima and their indices in the input's plane, counted row by row; of equal maxima, the first."""
         kernel, padding, dilation = _each(kernel, rank), _each(padding, rank), _each(dilation, rank)
         windows = _windows(x, kernel, _each(stride, rank) if stride else kernel, padding, dilation, ceil)
         plane = x.shape[-rank:]
         places = jnp.broadcast_to(jnp.arange(math.prod(plane), dtype=jnp.int32).reshape(plane), x.shape)
 
-        def larger(one: Any, other: Any) -> Any:
-            (a, i), (b, j) = one, other
+        def larger(left: Any, right: Any) -> Any:
+            (a, i), (b, j) = left, right
             first = (a > b) | ((a == b) & (i < j)) | jnp.isnan(a)
             return jnp.where(first, a, b), jnp.where(first, i, j)
 
@@ -156,7 +159,7 @@ def _max_pool(rank: int, forward: Any, backward: Any) -> None:
 
 
 def _to_places(gradient: Any, x: Any, places: Any, rank: int) -> Any:
-    """A pooling's gradient, added where its maxima were."""
+    """Add the gradient of a max pooling at the indices of its maxima."""
     planes, size = math.prod(x.shape[:-rank]), math.prod(x.shape[-rank:])
     rows = jnp.arange(planes)[:, None]
     zeros = jnp.zeros((planes, size), gradient.dtype)
@@ -175,7 +178,9 @@ def _average(
     total = lax.reduce_window(x, np.zeros((), x.dtype)[()], lax.add, **windows)
     if divisor:
         return total / divisor
-    # How many elements each window counts: its part inside the input, or inside the input and the padding asked for.
+
+    # A mean divides by the elements of its window that are inside the input, or inside the input and the padding that was
+    # set; `ceil`'s additional padding never counts.
     inside = jnp.ones(x.shape[-rank:], x.dtype)
     if count_padding:
         inside = jnp.pad(inside, [(p, p) for p in padding], constant_values=1)
@@ -191,7 +196,7 @@ def _average(
 
 
 def _average_pool(rank: int, forward: Any, backward: Any) -> None:
-    """Enter the pooling of means over so many dimensions, and its backward pass."""
+    """Register average pooling over `rank` dimensions, and its backward pass."""
 
     @lowers(forward)
     def average_pool(
@@ -216,12 +221,12 @@ _average_pool(3, aten.avg_pool3d.default, aten.avg_pool3d_backward.default)
 
 
 def _bounds(n: int, wanted: int) -> list[tuple[int, int]]:
-    """Where an adaptive pooling's windows begin and end: from floor(i·n/wanted) to ceil((i+1)·n/wanted)."""
+    """Begin and end of each window of an adaptive pooling: floor(i·n/wanted) to ceil((i+1)·n/wanted)."""
     return [(i * n // wanted, -(-(i + 1) * n // wanted)) for i in range(wanted)]
 
 
 def _adaptive_average(x: Any, size: Any) -> Any:
-    """As products with a matrix of shares for each dimension."""
+    """Average adaptively: for each dimension, multiply by a matrix of each element's share in each window."""
     for dim, wanted in zip(range(-len(size), 0), size, strict=True):
         n = x.shape[dim]
         if wanted == n:
@@ -235,7 +240,7 @@ def _adaptive_average(x: Any, size: Any) -> Any:
 
 
 def _adaptive_average_pool(rank: int, forward: Any, backward: Any) -> None:
-    """Enter the adaptive pooling of means over so many dimensions, and its backward pass."""
+    """Register adaptive average pooling over `rank` dimensions, and its backward pass."""
 
     @lowers(forward)
     def adaptive_average_pool(context: Context, x: Any, size: Any) -> Any:
@@ -252,8 +257,8 @@ _adaptive_average_pool(3, aten._adaptive_avg_pool3d.default, aten._adaptive_avg_
 
 @lowers(aten.adaptive_max_pool2d.default)
 def adaptive_max_pool(context: Context, x: Any, size: Any) -> Any:
-    """The maxima, and where they are, as above. Windows differ in size: smaller ones are filled up with minus
-    infinity.
+    """Return the maxima and their indices, as `max_pool` does. Windows differ in size: smaller windows are padded with
+    minus infinity.
     """
     height, width = x.shape[-2:]
     rows, columns = (_elements(n, wanted) for n, wanted in zip((height, width), size, strict=True))
@@ -268,7 +273,7 @@ def adaptive_max_pool(context: Context, x: Any, size: Any) -> Any:
 
 
 def _elements(n: int, wanted: int) -> np.ndarray:
-    """The elements of each window, (wanted, longest window), with -1 for none."""
+    """Indices of each window's elements, (wanted, longest window); -1 pads shorter windows."""
     bounds = _bounds(n, wanted)
     longest = max(end - start for start, end in bounds)
     return np.array([[at if at < end else -1 for at in range(start, start + longest)] for start, end in bounds])

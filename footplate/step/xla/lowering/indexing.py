@@ -153,9 +153,8 @@ def _put_where(x: Any, dim: int, mask: Any, values: Any, accumulate: bool) -> An
     """`x[mask] = values`: a mask over the dimensions from `dim` on, with the same values wherever it is true."""
     behind = x.ndim - dim - mask.ndim
     if values.ndim > behind:
-        values = values.reshape(
-            values.shape[values.ndim - behind :]
-        )  # the first of them stands for all places: it is one
+        # The leading dimensions have the size 1.
+        values = values.reshape(values.shape[values.ndim - behind :])
     mask = mask.reshape((1,) * dim + mask.shape + (1,) * behind)
     return jnp.where(mask, x + values if accumulate else values, x)
 

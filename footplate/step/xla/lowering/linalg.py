@@ -33,7 +33,7 @@ def _grouped(x: Any, several: Any, ends: Any) -> Any:
 
 
 def _of_groups(x: Any, gradient: Any, ends: Any) -> Any:
-    """For each group, its rows of x (rows, n), transposed, times its rows of the gradient (rows, m)."""
+    """Multiply, for each group, its rows of x (rows, n), transposed, by its rows of the gradient (rows, m)."""
     several = jnp.zeros((ends.shape[0], x.shape[1], gradient.shape[1]), gradient.dtype)
     return jax.vjp(lambda several: _grouped(x, several, ends).astype(x.dtype), several)[1](gradient)[0]
 

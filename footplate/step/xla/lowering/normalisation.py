@@ -11,7 +11,7 @@ from footplate.step.xla.lowering.table import Context, aten, lowers, wide
 
 
 def _over_channels(x: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions that a channel's statistics are computed over, and the shape that broadcasts a channel."""
+    """Return the dimensions over which a channel's statistics are computed, and the shape that broadcasts over channels."""
     return (0, *range(2, x.ndim)), (1, -1) + (1,) * (x.ndim - 2)
 
 
@@ -24,7 +24,7 @@ def _scaled(y: Any, weight: Any, bias: Any, shape: tuple[int, ...]) -> Any:
 def _batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
 ) -> Any:
-    """The result, the batch's mean and inverse deviation, and the new running mean and variance."""
+    """Return the result, the batch's mean and inverse deviation, and the new running mean and variance."""
     over, channel = _over_channels(x)
     values = wide(x)
     if training:
@@ -84,7 +84,7 @@ def group_norm(
 
 @lowers(aten._weight_norm_interface_backward.default)
 def weight_norm_backward(context: Context, gradient: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
-    """The gradient of v · g / norms, with the norms of v over all dimensions except one."""
-    over = tuple(one for one in range(v.ndim) if one != dim % v.ndim)
+    """Gradients of v · g / norms, where norms are those of v over all dimensions except `dim`."""
+    over = tuple(axis for axis in range(v.ndim) if axis != dim % v.ndim)
     along = jnp.sum(gradient * v, over, keepdims=True) / norms
     return (gradient - v * along / norms) * g / norms, along

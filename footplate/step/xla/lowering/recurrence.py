@@ -1,6 +1,6 @@
-"""Recurrent layers as a loop over time, compiled once whatever the length of the sequence.
+"""Recurrent layers as a loop over time. The loop is compiled once, for every length of the sequence.
 
-`capture/recurrence_op.py` defines the operations. A cell's own derivative is JAX's.
+`capture/recurrence_op.py` defines the operations. The derivative of a cell is JAX's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CELLS: dict[str, Cell] = {
 
 
 def _step(cell: str, gates: Any, products: Any, state: Any) -> Any:
-    """A time step; see its namesake in torch."""
+    """Compute a time step; `capture/recurrence_op.py` has the same function for torch."""
     return _CELLS[cell](gates, products, state).astype(state.dtype)
 
 
@@ -73,5 +73,7 @@ def recurrence_backward(
         back = _product("bg,gh->bh", of_products, weight).astype(of_state.dtype)
         return of_state.at[:, :hidden].add(back), (of_gates, of_products)
 
-    of_first, found = lax.scan(backward, jnp.zeros_like(before[0]), (gradient, gates, products, before), reverse=True)
-    return *found, of_first
+    of_first, of_inputs = lax.scan(
+        backward, jnp.zeros_like(before[0]), (gradient, gates, products, before), reverse=True
+    )
+    return *of_inputs, of_first

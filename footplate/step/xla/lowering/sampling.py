@@ -1,6 +1,6 @@
-"""Interpolation: images resized or sampled at points of a grid, and padding with edges.
+"""Interpolation: resizing of images, sampling at the points of a grid, and the gradient of padding with edges.
 
-Backward passes are JAX's own derivatives of the forward ones.
+The backward passes are JAX's derivatives of the forward passes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 
 
 def _inside(at: Any, size: int, padding: int, align_corners: bool) -> Any:
-    """Move coordinates, in elements, into the image by the padding mode."""
+    """Move coordinates, in elements, into the image as the padding mode says."""
     if padding == _REFLECTION:
         low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
         if span <= 0:
@@ -31,7 +31,7 @@ def _inside(at: Any, size: int, padding: int, align_corners: bool) -> Any:
 
 
 def _cubic(distance: Any, a: float = -0.75) -> Any:
-    """The weight of an element at a distance of less than 2."""
+    """Weight of an element at a distance below 2."""
     x = jnp.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     return jnp.where(x <= 1, near, ((x - 5) * x + 8) * x * a - 4 * a)
@@ -51,10 +51,10 @@ def _taps(at: Any, size: int, kind: int, padding: int, align_corners: bool) -> l
 
 
 def _sampled(x: Any, grid: Any, kind: int, padding: int, align_corners: bool) -> Any:
-    """X (images, channels, height, width) at grid (images, …, 2), whose points are (column, row) from -1 to 1."""
+    """Sample x (images, channels, height, width) at grid (images, …, 2): points (column, row) from -1 to 1."""
     taps = []
-    for number, size in enumerate((x.shape[3], x.shape[2])):
-        at = (grid[..., number] + 1) / 2 * (size - 1) if align_corners else ((grid[..., number] + 1) * size - 1) / 2
+    for axis, size in enumerate((x.shape[3], x.shape[2])):
+        at = (grid[..., axis] + 1) / 2 * (size - 1) if align_corners else ((grid[..., axis] + 1) * size - 1) / 2
         taps.append(_taps(at, size, kind, padding, align_corners))
     columns, rows = taps
     total = jnp.zeros((x.shape[0], x.shape[1], *grid.shape[1:-1]), x.dtype)
@@ -62,7 +62,8 @@ def _sampled(x: Any, grid: Any, kind: int, padding: int, align_corners: bool) ->
         for row, of_row in rows:
             seen = (column >= 0) & (column < x.shape[3]) & (row >= 0) & (row < x.shape[2])
             i, j = (
-                jnp.clip(one, 0, size - 1).astype(jnp.int32) for one, size in ((row, x.shape[2]), (column, x.shape[3]))
+                jnp.clip(index, 0, size - 1).astype(jnp.int32)
+                for index, size in ((row, x.shape[2]), (column, x.shape[3]))
             )
             values = jax.vmap(lambda image, i, j: image[:, i, j])(x, i, j)
             total += values * jnp.where(seen, of_column * of_row, 0)[:, None]
@@ -84,10 +85,10 @@ def grid_sample_backward(
 
 
 def _resized(operation: Any, x: Any, size: Any, align_corners: bool, scales: Any) -> Any:
-    """A resizing as a product with a matrix for each dimension: what torch makes of the unit vectors.
+    """Resize by multiplying with a matrix for each dimension. Torch's resizing of the unit vectors gives the matrix.
 
-    Of each as a row, in both cases: of a column that is one element wide, torch 2.13 gives nothing but the first
-    element.
+    For both dimensions the unit vectors are rows: torch 2.13 returns only the first element for an image that is one
+    element wide.
     """
     for dim, wanted, scale in zip((-2, -1), size, scales, strict=True):
         n = x.shape[dim]
@@ -99,7 +100,7 @@ def _resized(operation: Any, x: Any, size: Any, align_corners: bool, scales: Any
 
 
 def _resizing(forward: Any, backward: Any) -> None:
-    """Enter a resizing that is linear in the image, and its backward pass."""
+    """Register a resizing that is linear in the image, and its backward pass."""
 
     @lowers(forward)
     def resize(context: Context, x: Any, size: Any, align_corners: bool, *scales: Any) -> Any:

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 Lowering = Callable[..., Any]
 
 LOWERINGS: dict[Any, Lowering] = {}
-"""By operation. Operations of other packages are entered by name, since the package may not be imported."""
+"""Lowerings by operation. Operations of other packages have their name as the key: their package may not be imported."""
 
 
 @dataclass(frozen=True)

@@ -97,5 +97,5 @@ def _apart_from_rows(leaf: Tensor) -> tuple[int, torch.Size, torch.dtype]:
 
 
 def _joined(found: Sequence[Tensor]) -> Tensor:
-    """The rows of all processes. A tensor without rows is that of the first process."""
+    """Return the rows of all processes. A tensor without rows is the first process's."""
     return torch.cat(list(found)) if found[0].ndim else found[0]

@@ -54,7 +54,7 @@ class BatchPlacement:
     def __init__(self, spec: StepSpec, programs: ProgramCache) -> None:
         self._spec, self._programs = spec, programs
         self._wide = spec.precision.name == "64-true"
-        self._ahead: dict[str, dict[int, Placed]] = {}  # by stage and by the batch's identity
+        self._ahead: dict[str, dict[int, Placed]] = {}  # placed batches, by stage and by the batch's identity
 
     def mover(self, stage: str) -> Callable[[Any], Any] | None:
         """See `Step.mover`."""

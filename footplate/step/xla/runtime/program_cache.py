@@ -1,4 +1,4 @@
-"""One program for each form of batch, made when a batch of that form comes for the first time.
+"""Cache of programs: one for each form of batch, made when a batch of that form comes for the first time.
 
     form of batch ──► capture (a graph, for one device's part) ──► lower (a JAX function) ──► XLA, at its first call
 
@@ -99,13 +99,15 @@ class ProgramCache:
         self.mesh, self.here = mesh, here
         self.whole = spec.sync_batchnorm or spec.sharded
         self.made: list[Compilation] = []
-        self._found: dict[tuple[str, Form, bool, int | None], list[Program]] = {}  # one for each way through the step
-        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)  # of each stage: numbers that are inputs
+        self._found: dict[
+            tuple[str, Form, bool, int | None], list[Program]
+        ] = {}  # one program for each path through the step
+        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)  # numbers that are inputs, by stage
         self._never_fed: set[Attribute] = set()
-        self._indexed: dict[str, bool] = {}  # whether the step of a stage takes its loader's index
-        self._warned: set[str] = set()  # lines that multiply whole numbers
+        self._indexed: dict[str, bool] = {}  # by stage: True if its step takes the loader's index
+        self._warned: set[str] = set()  # lines of the user's code that multiply integers and were logged
         self._changes = 0
-        self._reason = ""  # for the next program
+        self._reason = ""  # reason for making the next program
         self._made_from = self._things()
 
     @property
@@ -217,7 +219,7 @@ class ProgramCache:
         return 1 if self.mesh.size == 1 else parts_of(rows_of(batch.leaves), self.mesh.size, self.whole)
 
     def divides(self, parts: int) -> bool:
-        """Return True if, with so many parts, each process has exactly the rows of its own devices."""
+        """Return True if, with this number of parts, each process has exactly the rows of its own devices."""
         return self.processes == 1 or (parts > 0 and parts % self.processes == 0)
 
     def _train(self, batch: Flat, present: Present, ends_window: bool, fed: tuple[Attribute, ...]) -> Program:

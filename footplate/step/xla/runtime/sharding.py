@@ -1,4 +1,4 @@
-"""How a batch and the state are spread over devices.
+"""Distribution of a batch and of the state over devices.
 
     rows 0 1 2 3 4 5 6 7 on 4 devices      0 1 │ 2 3 │ 4 5 │ 6 7
 
@@ -199,7 +199,7 @@ def put_state(mesh: Mesh, tensors: dict[Any, Tensor], sharded: bool) -> dict[Any
 
 
 def part_here(array: jax.Array, mesh: Mesh, spec: PartitionSpec = WHOLE) -> jax.Array:
-    """An array of all processes, cut in the same way over each one's devices, as an array of this process alone."""
+    """Return an array on this process's devices alone, from an array that each process cuts in the same way."""
     pieces = {piece.device: piece.data for piece in array.addressable_shards}
     on_each = [pieces[device] for device in mesh.devices.flat]
     return jax.make_array_from_single_device_arrays(array.shape, NamedSharding(mesh, spec), on_each)

@@ -57,18 +57,18 @@ class Weights:
     def __init__(self, spec: StepSpec, mesh: Mesh, here: Mesh) -> None:
         self._spec, self._mesh, self._here = spec, mesh, here
         self._optimizers = trained_by(spec)
-        self._apart = spec.sharded and mesh.size > here.size  # True: no process has the whole state
+        self._apart = spec.sharded and mesh.size > here.size  # no process has the whole state
         self.summed = 0
         self.weight: torch.Tensor | None = None
         self.alone = False
         self._like = self._host_state()
         self._state: Arrays | None = None
-        self._state_here: Arrays | None = None  # on the devices of this process, for evaluations
+        self._state_here: Arrays | None = None  # the state on the devices of this process, for evaluations
         self._ahead = False  # the devices' weights are newer than the module's
         self._lost = False  # a step has failed after it had reused the state's memory
 
     def put(self) -> Arrays:
-        """The state on the devices.
+        """Return the state on the devices. Copy it there if it isn't there yet.
 
         Raises:
             ConfigError: a step failed in the middle of changing it.
@@ -84,10 +84,11 @@ class Weights:
         return self._state
 
     def on_here(self) -> Arrays:
-        """The part of the state that an evaluation needs, on the devices of this process."""
+        """Return the part of the state that an evaluation needs, on the devices of this process."""
         if self._mesh.size == self._here.size:
             return self.put()
-        if self._state_here is None and self._apart:  # nothing has been trained since the host had everything
+        # Nothing has been trained since the host had the whole state.
+        if self._state_here is None and self._apart:
             self._state_here = sharding.put_state(self._here, _evaluated(self._host_state()), True)
         if self._state_here is None:
             self._state_here = {path: sharding.part_here(array, self._here) for path, array in self.put().items()}

@@ -145,7 +145,7 @@ class XLAStep(Step):
         return self._placement.place_all(placed.given, placed.own, everyones), share, seed
 
     def _chunk(self, batches: Sequence[Any], seed: int, batch_idx: int) -> Iterator[Any] | None:
-        """Train on all batches in one call; None if they differ, or if a step would take another way than the first."""
+        """Train on all batches in one call; return None if they differ, or if a step would take another path."""
         count, module = len(batches), self.spec.module
         flat = [self._placement.flat(batch) for batch in batches]
         everyones = sharding.of_all(flat[0], self._programs.processes)
@@ -208,7 +208,7 @@ class XLAStep(Step):
         return pytree.tree_unflatten([torch.tensor(float(value))], program.captured.output)
 
     def _record(self, program: Program, batch: Any, values: dict[str, OnDevice]) -> None:
-        """Record values as the step gave them to `self.log`. A batch size in it was that of one part of the batch."""
+        """Record values as the step gave them to `self.log`. A batch size that it gave is the size of a batch's part."""
         for name, options in program.captured.logs.items():
             if (program.parts > 1 or self._several) and options.get("batch_size") and program.captured.trains:
                 options = {**options, "batch_size": batch_rows(batch)}
