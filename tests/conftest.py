@@ -96,6 +96,15 @@ def _seeds(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(seed)
 
 
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Restore the level of Footplate's logger, which the command line and worker processes set, after each test."""
+    logger = logging.getLogger("footplate")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
 @pytest.fixture
 def trainer(tmp_path: Path):
     """A function that makes quiet trainers, all in one run directory."""
