@@ -280,7 +280,9 @@ def test_where_the_output_is_that_cant_be_shown_stands_in_its_place(server: Serv
     with closing(sqlite3.connect(bench.jobs.home.root / "jobs.db")) as store, store:
         store.execute("UPDATE jobs SET host = 'elsewhere' WHERE name = 'nightly_2'")
     page.goto(f"{server.url}/#/jobs/nightly_2")
-    expect(page.get_by_text("nightly_2 runs on elsewhere, and its logs are on that machine: ask there.")).to_be_visible()
+    expect(
+        page.get_by_text("nightly_2 runs on elsewhere, and its logs are on that machine: ask there.")
+    ).to_be_visible()
     expect(page.locator("#alert")).to_be_empty()
 
 
