@@ -263,7 +263,7 @@ def default_max_epochs(max_steps: int, callbacks: list[Any]) -> int:
     """The epoch limit of a `fit` without one: -1 if steps or a `Timer` limit it; else 1000, with a warning."""
     if max_steps != -1 or any(is_kind(callback, Timer) for callback in callbacks):
         return -1
-    warnings.warn("Nothing limits this run: max_epochs=1000 is assumed. Set max_epochs=-1 for no limit.", stacklevel=3)
+    warnings.warn("Nothing limits this run: max_epochs=1000 is assumed. Set max_epochs=-1 for no limit.", stacklevel=5)
     return 1000
 
 

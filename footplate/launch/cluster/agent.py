@@ -11,7 +11,7 @@ rank is lost.
                           ◄────────     store: its address
     run                   ────────►     starts its share of the attempt's workers
                           ◄────────     alive, wrote, reported, ended: the worker group's events
-                          ◄────────     heartbeat: every second, so that a lost machine is told from a frozen worker
+                          ◄────────     heartbeat: every second, which tells a lost machine from a frozen worker
     signal, kill, release ────────►     passes them on
     close                 ────────►     ends its workers and itself, and removes what the machine has kept for the launch
                                         (`worker.kept`), unless another group of agents follows

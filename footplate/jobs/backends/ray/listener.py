@@ -116,7 +116,7 @@ class Listener:
                 self._say(NotTaken(str(error)))
                 return
             except Exception as error:
-                # Usually `Away`. Whatever it is, only the cluster can say that the job has ended.
+                # Usually `Away`. Only the cluster knows whether the job has ended.
                 if time.monotonic() - began > LONGEST_PAUSE_S:
                     pause_s = 1.0
                 self.trouble = str(error) or type(error).__name__
