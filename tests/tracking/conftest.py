@@ -7,6 +7,7 @@ import sys
 import time
 from urllib.request import urlopen
 
+import psutil
 import pytest
 from ports import free_port
 
@@ -74,12 +75,24 @@ class Server:
             time.sleep(0.2)
         raise TimeoutError((self.directory / "server.log").read_text())
 
-    def signal(self, number):
-        os.killpg(self.process.pid, number)
+    @contextlib.contextmanager
+    def frozen(self):
+        """Stop all threads of the server for as long as the context lasts: it accepts connections and never answers."""
+        leader = psutil.Process(self.process.pid)
+        processes = [leader, *leader.children(recursive=True)]
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        try:
+            # On a busy machine, the other threads run on until the thread that got the signal does.
+            threads = [psutil.Process(thread.id) for process in processes for thread in process.threads()]
+            while any(thread.status() != psutil.STATUS_STOPPED for thread in threads):
+                time.sleep(0.01)
+            yield
+        finally:
+            os.killpg(self.process.pid, signal.SIGCONT)
 
     def kill(self):
         if self.process is not None:
-            self.signal(signal.SIGKILL)
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
 

@@ -91,15 +91,12 @@ def test_a_server_that_hangs_stops_nothing(run_dir, server):
     logger = MLflow(tracking_uri=server.uri)
     logger.setup(run_dir, {})
     run_id = logger.run_id
-    server.signal(signal.SIGSTOP)
-    try:
+    with server.frozen():
         log_steps(logger, range(5000))
         logger.flush()
         wait_until(lambda: queued_steps(run_dir) == list(range(5000)))
         state = logger.state_dict()
         assert (state["run_id"], state["step"]) == (run_id, 4999)
-    finally:
-        server.signal(signal.SIGCONT)
     logger.finalize("success")
     assert curve(server.uri, run_id) == expected(range(5000))
 
