@@ -164,6 +164,7 @@ def join(world: World, backend: str, device: torch.device) -> Group:
 
     Raises:
         ConfigError: the other ranks can't be reached, or the user's own group has another size.
+        ConnectionError: a rank has ended while the ranks met.
     """
     global _host_group, _default_group
     if world.size == 1:
@@ -191,18 +192,40 @@ def leave(group: Any = None) -> None:
 
 def _meet(world: World, backend: str, device: torch.device) -> None:
     backends = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{backend}"
+    reached = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # a launcher says that the store exists
     try:
         store = next(iter(rendezvous("env://", rank=world.rank, world_size=world.size, timeout=TIMEOUT)))[0]
+        reached = True
         connectivity.prepare_gloo(world, PrefixStore("footplate", store))
         store = PrefixStore("default_pg", store)  # as torch names it
         dist.init_process_group(backends, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT)
     except ConfigError:
         raise
     except (ValueError, RuntimeError) as error:
-        variable = network_interface.VARIABLE
-        raise ConfigError(
-            f"Rank {world.rank} could not meet the other {world.size - 1} rank(s): {str(error).splitlines()[0]} "
-            "Set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached, as torchrun does. Ranks on several machines "
-            f"also connect to each other: {variable} ({os.environ.get(variable) or 'not set'}) names the network interface "
-            "for that."
-        ) from error
+        raise not_met(world, error, reached) from error
+
+
+def not_met(world: World, error: Exception, reached: bool) -> Exception:
+    """The error of a rank that could not meet the other ranks.
+
+    A rank that dies while the ranks meet takes their connections with it. That may pass, so it is no `ConfigError`: a
+    launcher tries again.
+
+    Args:
+        world: this process's ranks.
+        error: torch's.
+        reached: the store at MASTER_ADDR and MASTER_PORT could be reached, so the variables are right.
+    """
+    reason = f"{str(error).splitlines()[0]} "
+    if reached and (isinstance(error, dist.DistError) or "connectFullMesh" in str(error)):
+        return ConnectionError(
+            f"Rank {world.rank} lost a connection while it met the other {world.size - 1} rank(s): {reason}"
+            "One of them has ended, or the network between them failed."
+        )
+    variable = network_interface.VARIABLE
+    return ConfigError(
+        f"Rank {world.rank} could not meet the other {world.size - 1} rank(s): {reason}"
+        "Set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached, as torchrun does. Ranks on several machines "
+        f"also connect to each other: {variable} ({os.environ.get(variable) or 'not set'}) names the network interface "
+        "for that."
+    )

@@ -40,7 +40,7 @@ from typing import Any
 
 from footplate.core.errors import ConfigError
 from footplate.distributed import network_interface
-from footplate.distributed.group import TIMEOUT
+from footplate.distributed.group import TIMEOUT, not_met
 from footplate.distributed.world import World
 
 # JAX waits as long for processes at the beginning.
@@ -156,10 +156,7 @@ def _agreed(world: World, preferred: int, attempt: str) -> int:
     try:
         _store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=MEET))
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"Rank {world.rank} could not meet the other {world.size - 1} rank(s): {str(error).splitlines()[0]} "
-            "Set MASTER_ADDR and MASTER_PORT to where rank 0 can be reached, as torchrun does."
-        ) from error
+        raise not_met(world, error, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True") from error
     key = f"footplate/jax/{attempt}"
     if world.rank == 0:
         _store.set(key, str(free_port(preferred)))

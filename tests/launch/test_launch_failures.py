@@ -15,6 +15,8 @@ from launched import gone
 from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, DataError, FootplateError, LaunchError
+from footplate.distributed.group import join
+from footplate.distributed.world import World
 from footplate.launch import Restarts, fork_server_pool, launch
 from footplate.launch.worker import attempt, progressed, slot
 
@@ -37,6 +39,23 @@ def test_after_kill_9_all_ranks_are_started_again_with_a_rendezvous_of_their_own
     line = f"launch: rank {victim} was killed by SIGKILL in attempt 0; attempt 1 starts now (restart 1 of 3)"
     assert [record.message for record in said.records] == [line]
     assert int(port) > 0
+
+
+def test_a_rank_that_dies_while_the_ranks_meet_is_no_mistake_of_the_user(quick, said, tmp_path):
+    meets = tmp_path / "meets"
+
+    def work():
+        if attempt() == 0 and rank() == 0:  # rank 0 has the store
+            while not meets.exists():
+                time.sleep(0.01)
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        meets.touch()
+        join(World.from_environ(), "gloo", torch.device("cpu"))
+        return attempt()
+
+    assert launch(work, world_size=2, restarts=quick) == 1
+    assert "launch: rank 0 was killed by SIGKILL in attempt 0" in said.text
 
 
 @pytest.mark.slow
