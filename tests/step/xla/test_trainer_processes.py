@@ -18,7 +18,7 @@ import footplate as fp
 from footplate import checkpoint
 from footplate.hardware.xla_processes import coordinator, free_port
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 def ports():
@@ -55,7 +55,7 @@ def run(root, accelerator, processes, **given):
         told = {"WORLD_SIZE": str(processes), "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         children.append(
             subprocess.Popen(
-                [sys.executable, "-m", "xla.process", words],
+                [sys.executable, "-m", "step.xla.process", words],
                 env={**environment(root), **(told if processes > 1 else {})},
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
@@ -159,7 +159,18 @@ def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(tmp_pa
     """JAX aborts the other process. The launcher reports the first failure. One machine runs two machines' commands."""
     wanted = run(tmp_path / "cpu", "cpu", 1)
     root, port = tmp_path / "xla", str(ports())
-    common = ["--nnodes", "2", "--np", "2", "--master-addr", "127.0.0.1", "--master-port", port, "-m", "xla.process"]
+    common = [
+        "--nnodes",
+        "2",
+        "--np",
+        "2",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        port,
+        "-m",
+        "step.xla.process",
+    ]
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "footplate", "run", "--node-rank", str(node), *common, asked(root, "xla", 2, dies=True)],

@@ -17,9 +17,9 @@ from footplate import checkpoint
 from footplate.hardware.doctor import examine_accelerator
 from footplate.hardware.xla import TPU, XLA, cache_directory, tpu_chips
 from footplate.step.xla.capture import CaptureError
-from xla.trained import Steady, equal
+from step.xla.trained import Steady, equal
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
