@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -64,7 +65,7 @@ def train(
     model = case.get("module", Classifier)()
     trainer = fp.Trainer(
         accelerator="cpu", devices=devices, logger=False, enable_progress_bar=False, enable_model_summary=False, seed=1,
-        max_epochs=4, default_root_dir=root, log_every_n_steps=1,
+        max_epochs=3, default_root_dir=root, log_every_n_steps=1,
         callbacks=[Watch(root, end_at, number, who), fp.ModelCheckpoint(**case.get("every", {"every_n_train_steps": 2}))],
         **case.get("trainer", {}),
     )  # fmt: skip
@@ -85,24 +86,36 @@ def losses(root: Path, rank: int) -> dict[str, set[str]]:
 ENDS = {"SIGTERM to rank 1": (signal.SIGTERM, 1, [143, 143]), "kill -9 of both": (signal.SIGKILL, -1, [-9, -9])}
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A function that returns the directory and the results of a case's uninterrupted run. Each case runs once."""
+
+    @functools.cache
+    def run(name):
+        root = tmp_path_factory.mktemp("whole")
+        return root, ranks.run(lambda: train(root, CASES[name]), 2)
+
+    return run
+
+
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_that_were_cut_off_are_bit_for_bit_the_two_that_were_not(name, end, tmp_path):
+def test_two_ranks_that_were_cut_off_are_bit_for_bit_the_two_that_were_not(name, end, uninterrupted, tmp_path):
     case, (number, who, codes) = CASES[name], ENDS[end]
-    whole = ranks.run(lambda: train(tmp_path / "whole", case), 2)
+    root, whole = uninterrupted(name)
 
-    with ranks.start(lambda: train(tmp_path / "cut", case, 30, number, who), 2) as cut:
+    with ranks.start(lambda: train(tmp_path / "cut", case, 18, number, who), 2) as cut:
         assert cut.exit_codes() == codes
     rest = ranks.run(lambda: train(tmp_path / "cut", case), 2)
 
     for rank in (0, 1):
         seen = losses(tmp_path / "cut", rank)
-        assert seen == losses(tmp_path / "whole", rank)
+        assert seen == losses(root, rank)
         for key, value in whole[rank]["weights"].items():
             assert torch.equal(value, rest[rank]["weights"][key]), key
     assert rest[0]["metrics"] == whole[0]["metrics"]
     attempts = (tmp_path / "cut" / "losses-0").read_text().splitlines()
-    assert len(attempts) < 48 + 30, "it began anew instead of continuing"
+    assert len(attempts) < 36 + 18, "it began anew instead of continuing"
 
 
 # Of three ranks' gradients, the order of addition shows in the sum.

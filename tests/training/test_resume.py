@@ -17,6 +17,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import forks
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -220,8 +221,14 @@ SCRIPT = """
 """
 
 
-def start(script: Path, root: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, script, root], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def write_script(directory: Path, pause: bool) -> Path:
+    script = directory / f"pause-{pause}.py"
+    script.write_text(textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parents[1]), pause=pause)))
+    return script
+
+
+def lines_of_fork(script: Path, root: Path) -> list[str]:
+    return forks.start([script, root], os.environ, one_output=True).communicate(300)[0].splitlines()
 
 
 def losses(lines: list[str]) -> dict[int, str]:
@@ -229,18 +236,20 @@ def losses(lines: list[str]) -> dict[int, str]:
     return {int(number): value for number, value in pairs}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: Any) -> list[str]:
+    """The lines of the script that nothing interrupts."""
+    directory = tmp_path_factory.mktemp("whole")
+    return lines_of_fork(write_script(directory, pause=False), directory / "run")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
-def test_a_killed_process_continues_where_it_was(number, code, tmp_path):
-    tests = str(Path(__file__).parents[1])
-    paused, quick = tmp_path / "paused.py", tmp_path / "quick.py"
-    paused.write_text(textwrap.dedent(SCRIPT.format(tests=tests, pause=True)))
-    quick.write_text(textwrap.dedent(SCRIPT.format(tests=tests, pause=False)))
-
-    whole = start(quick, tmp_path / "whole").communicate()[0].splitlines()
+def test_a_killed_process_continues_where_it_was(number, code, whole, tmp_path):
     assert whole[-1] == "done"
 
-    process = start(paused, tmp_path / "killed")
+    command = [sys.executable, write_script(tmp_path, pause=True), tmp_path / "killed"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     seen = []
     for line in process.stdout:
         seen.append(line.strip())
@@ -250,7 +259,7 @@ def test_a_killed_process_continues_where_it_was(number, code, tmp_path):
     seen += process.communicate()[0].splitlines()
     assert process.returncode == code
 
-    rest = start(quick, tmp_path / "killed").communicate()[0].splitlines()
+    rest = lines_of_fork(write_script(tmp_path, pause=False), tmp_path / "killed")
     assert rest[-1] == "done"
     first = min(losses(rest))
     assert 1 < first <= 36

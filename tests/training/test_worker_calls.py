@@ -1,7 +1,7 @@
 """`Trainer(devices=2)` in a plain script: real processes that are started, killed, frozen and told to stop.
 
 The script below has no `if __name__ == "__main__"`. It trains, and prints its results as JSON. The tests act on its ranks
-from outside, by their process ids.
+from outside, by their process ids. The undisturbed run starts a fresh interpreter; the others are forks (`forks.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forks
 import psutil
 import pytest
 import torch
@@ -67,18 +68,22 @@ print(json.dumps({"weights": hashlib.sha256(weights).hexdigest(), "step": traine
 class Run:
     """The running script."""
 
-    def __init__(self, directory: Path, fit: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, fit: dict[str, Any] | None = None, *, fresh: bool = False, **options: Any
+    ) -> None:
         self.directory = directory
         script = directory.parent / "train.py"
         script.write_text(textwrap.dedent(SCRIPT))
         options["default_root_dir"] = str(directory)
-        self.process = subprocess.Popen(
-            [sys.executable, script, json.dumps(fit or {}), json.dumps(options)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])},
-        )
+        arguments = [script, json.dumps(fit or {}), json.dumps(options)]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])}
+        self.process: subprocess.Popen[str] | forks.Process
+        if fresh:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+            )
+        else:
+            self.process = forks.start(arguments, environ)
 
     def steps(self, rank: int = 0) -> list[dict[str, Any]]:
         file = Path(f"{self.directory}.{rank}.steps")
@@ -125,7 +130,7 @@ def losses(run: Run, rank: int = 0) -> dict[int, set[str]]:
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory):
     """The undisturbed run."""
-    with Run(tmp_path_factory.mktemp("untouched") / "run") as run:
+    with Run(tmp_path_factory.mktemp("untouched") / "run", fresh=True) as run:
         home, _ = run.end()
         yield run, home
 

@@ -6,7 +6,7 @@ To add one, write a function in the family's file:
     def relu(context, x):
         return jnp.maximum(x, 0)
 
-Then give it samples in `tests/xla/samples.py`, with which the tests compare it with torch. The function gets the
+Then give it samples in `tests/step/xla/samples.py`, with which the tests compare it with torch. The function gets the
 context, then the operation's arguments: tensors as JAX arrays, everything else as in torch (sizes, dimensions that may
 be negative, `None`). It returns an array, or a tuple or list of arrays, in torch's shapes. The interpreter casts the
 result to torch's type.

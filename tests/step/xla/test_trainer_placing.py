@@ -13,7 +13,7 @@ import footplate as fp
 from footplate import checkpoint
 from footplate.step.xla.runtime.batch_placement import BatchPlacement
 from footplate.step.xla.runtime.sharding import SMALL, layout
-from xla.trained import Steady, equal, worst
+from step.xla.trained import Steady, equal, worst
 
 
 def batches(rows=45, size=10):

@@ -10,8 +10,8 @@ import torch
 from footplate.step.xla.capture import capture_training, state_of
 from footplate.step.xla.lowering import LOWERINGS, arrays_of, batch_arrays, data_parallel, rates_of
 from footplate.step.xla.lowering.interpret import context_for
-from xla.nets import Trained
-from xla.samples import aten
+from step.xla.nets import Trained
+from step.xla.samples import aten
 
 CASES = {
     "few pixels and many channels": ((8, 32, 2, 2), (32, 32, 3, 3), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)),

@@ -12,7 +12,7 @@ from models.small import loader
 from torch import nn
 
 import footplate as fp
-from xla.trained import Steady, worst
+from step.xla.trained import Steady, worst
 
 ROWS = 37  # three batches of 10 and one of 7
 

@@ -14,7 +14,7 @@ from torch import nn
 from footplate.step.xla.capture import capture_evaluation, capture_training, load_state, state_of
 from footplate.step.xla.lowering import arrays_of, batch_arrays, lower, rates_of, tensors_like
 from footplate.step.xla.lowering.data_parallel import data_parallel, mesh_of
-from xla.nets import Trained, made
+from step.xla.nets import Trained, made
 
 CLIP = 1.0
 

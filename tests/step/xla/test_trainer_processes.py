@@ -1,4 +1,8 @@
-"""Two processes with two devices each train one model, like one process with four devices, and like the CPU."""
+"""Two processes with two devices each train one model, like one process with four devices, and like the CPU.
+
+Most processes are forks of a process that has imported torch and JAX (`forks.py`), and find each other's compiled programs.
+The first test and the last one with a launcher start fresh interpreters, which compile all programs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from ports import free_port as port_of_ours
@@ -18,7 +23,7 @@ import footplate as fp
 from footplate import checkpoint
 from footplate.hardware.xla_processes import coordinator, free_port
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 def ports():
@@ -30,12 +35,48 @@ def ports():
             return port
 
 
-def environment(root):
+def environment(cache):
     """Environment of this process with the tests' modules on the path, without the settings for its own devices."""
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "WORLD_SIZE", "RANK")}
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    clean |= {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(root / "cache")}
+    clean |= {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cache)}
     return clean | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The directory of compiled programs that the tests share."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def run(cache):
+    """A function that runs forked processes. It returns (output, exit code) of each."""
+
+    def run(root, accelerator, processes, **given):
+        words = asked(root, accelerator, processes, **given)
+        command = ["-m", "step.xla.process", words]
+        return ended([forks.start(command, environ, one_output=True) for environ in environments(cache, processes)])
+
+    return run
+
+
+def run_fresh(root, accelerator, processes, **given):
+    """Run fresh interpreters with a cache of their own. Return (output, exit code) of each."""
+    command = [sys.executable, "-m", "step.xla.process", asked(root, accelerator, processes, **given)]
+    return ended([piped(command, environ) for environ in environments(root / "cache", processes)])
+
+
+def environments(cache, processes):
+    """Environment of each process, as torchrun sets it for several."""
+    if processes == 1:
+        return [environment(cache)]
+    told = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports())}
+    return [{**environment(cache), **told, "RANK": str(rank)} for rank in range(processes)]
+
+
+def piped(command, environ):
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def asked(root, accelerator, processes, *, model="steady", train=("shared", 40), val=("shared", 18), **given):
@@ -46,21 +87,6 @@ def asked(root, accelerator, processes, *, model="steady", train=("shared", 40),
     return json.dumps(
         {"model": model, "train": train, "val": val, "size": 8 // processes, "trainer": trainer, **callbacks}
     )
-
-
-def run(root, accelerator, processes, **given):
-    """Start the processes, wait for all, and return (exit code, output) of each."""
-    words, port, children = asked(root, accelerator, processes, **given), ports(), []
-    for rank in range(processes):
-        told = {"WORLD_SIZE": str(processes), "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        children.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "xla.process", words],
-                env={**environment(root), **(told if processes > 1 else {})},
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-        )  # fmt: skip
-    return ended(children)
 
 
 def ended(children):
@@ -94,10 +120,10 @@ def compare(root, found, other, wanted):
 
 
 @pytest.mark.slow
-def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(tmp_path):
+def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(run, tmp_path):
     wanted = run(tmp_path / "cpu", "cpu", 1)
-    run(tmp_path / "xla", "xla", 2, max_epochs=1)
-    found = run(tmp_path / "xla", "xla", 2)
+    run_fresh(tmp_path / "xla", "xla", 2, max_epochs=1)
+    found = run_fresh(tmp_path / "xla", "xla", 2)
     assert list((tmp_path / "xla" / "cache/footplate/xla").iterdir())  # the second run has found its programs there
     compare(tmp_path / "xla", found, tmp_path / "cpu", wanted)
 
@@ -106,7 +132,7 @@ def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(tmp_path
 @pytest.mark.parametrize(
     "given", [{}, {"sync_batchnorm": True, "iterations_per_loop": 2}, {"strategy": "fsdp"}], ids=str
 )
-def test_rows_that_the_processes_do_not_divide_count_as_in_one_process(given, tmp_path):
+def test_rows_that_the_processes_do_not_divide_count_as_in_one_process(given, run, tmp_path):
     """The last batch has 3 of 8 rows, so one process has 1 and the other 2. Dropout and BatchNorm act as in one process."""
     given = {"model": "drawing", "train": ("shared", 43), "val": ("shared", 13), **given}
     wanted, found = (run(tmp_path / str(processes), "xla", processes, **given) for processes in (1, 2))
@@ -115,7 +141,7 @@ def test_rows_that_the_processes_do_not_divide_count_as_in_one_process(given, tm
 
 
 @pytest.mark.slow
-def test_a_window_of_two_processes_is_ended_by_the_cpu_and_followed_by_them_again(tmp_path):
+def test_a_window_of_two_processes_is_ended_by_the_cpu_and_followed_by_them_again(run, tmp_path):
     """Sharded weights. The last batch of an epoch has one row, so one process has none."""
     given = {"model": "wide", "train": ("shared", 41), "val": ("shared", 9), "accumulate_grad_batches": 3}
     wanted = run(tmp_path / "cpu", "cpu", 1, **given)
@@ -129,7 +155,7 @@ def test_a_window_of_two_processes_is_ended_by_the_cpu_and_followed_by_them_agai
 
 
 @pytest.mark.slow
-def test_processes_with_loaders_of_their_own_end_an_epoch_together_and_evaluate_what_they_have(tmp_path):
+def test_processes_with_loaders_of_their_own_end_an_epoch_together_and_evaluate_what_they_have(run, tmp_path):
     """The first process has five batches each way, the other one. A callback reads the weights each time."""
     own = {"train": ("own", 20), "val": ("own", 20)}
     one, other = metrics(run(tmp_path, "xla", 2, model="wide", strategy="fsdp", looks=True, **own))
@@ -139,14 +165,14 @@ def test_processes_with_loaders_of_their_own_end_an_epoch_together_and_evaluate_
 
 
 @pytest.mark.slow
-def test_batches_that_differ_in_more_than_their_rows_are_refused_by_both(tmp_path):
+def test_batches_that_differ_in_more_than_their_rows_are_refused_by_both(run, tmp_path):
     for output, code in run(tmp_path, "xla", 2, train=("wider", 20)):
         assert code == 3, output
         assert "process 0 has float64[4, 16], int64[4]; process 1 has float64[4, 8], int64[4]" in output
 
 
 @pytest.mark.slow
-def test_when_one_process_raises_the_other_does_not_wait_for_it_for_ever(tmp_path):
+def test_when_one_process_raises_the_other_does_not_wait_for_it_for_ever(run, tmp_path):
     """It doesn't end as if it had succeeded either. There is no launcher here, which would end it sooner."""
     (output, code), (raised, other) = run(tmp_path, "xla", 2, raises=True)
     assert other == 1, raised
@@ -155,19 +181,26 @@ def test_when_one_process_raises_the_other_does_not_wait_for_it_for_ever(tmp_pat
 
 
 @pytest.mark.slow
-def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(tmp_path):
+def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(run, tmp_path):
     """JAX aborts the other process. The launcher reports the first failure. One machine runs two machines' commands."""
     wanted = run(tmp_path / "cpu", "cpu", 1)
     root, port = tmp_path / "xla", str(ports())
-    common = ["--nnodes", "2", "--np", "2", "--master-addr", "127.0.0.1", "--master-port", port, "-m", "xla.process"]
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "footplate", "run", "--node-rank", str(node), *common, asked(root, "xla", 2, dies=True)],
-            env={**environment(tmp_path), "FOOTPLATE_TOKEN": "secret-of-these-machines"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for node in range(2)
-    ]  # fmt: skip
+    common = [
+        "--nnodes",
+        "2",
+        "--np",
+        "2",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        port,
+        "-m",
+        "step.xla.process",
+    ]
+    footplate = [sys.executable, "-m", "footplate", "run"]
+    environ = {**environment(tmp_path / "cache"), "FOOTPLATE_TOKEN": "secret-of-these-machines"}
+    words = asked(root, "xla", 2, dies=True)
+    children = [piped([*footplate, "--node-rank", str(node), *common, words], environ) for node in range(2)]
     (output, code), (_, other) = ended(children)
     assert [code, other] == [0, 0], output
     assert "rank 0 was killed by SIGKILL in attempt 0; attempt 1 starts now" in output

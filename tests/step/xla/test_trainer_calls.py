@@ -16,7 +16,7 @@ from footplate import checkpoint
 from footplate.checkpoint.run_state import Progress
 from footplate.step.optimizers import SchedulerConfig
 from footplate.training.multi_step import next_chunk, rates_ahead
-from xla.trained import Steady, equal
+from step.xla.trained import Steady, equal
 
 
 def run(trainer, root, model, steps, **kwargs):

@@ -20,8 +20,8 @@ from footplate.step.xla.lowering.__main__ import page
 from footplate.step.xla.lowering.arrays import array_type, to_array, to_tensor
 from footplate.step.xla.lowering.interpret import conformed, context_for
 from footplate.step.xla.lowering.table import lowering_of
-from xla.nets import Trained
-from xla.samples import RANDOM, SAMPLES, UNDEFINED, Draw, Sample, aten
+from step.xla.nets import Trained
+from step.xla.samples import RANDOM, SAMPLES, UNDEFINED, Draw, Sample, aten
 
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11, torch.bfloat16: 2e-2}
 
@@ -168,4 +168,4 @@ def test_an_operation_without_a_lowering_is_named_with_its_place_before_anything
 
 
 def test_the_page_lists_the_table():
-    assert page() in (Path(__file__).parents[2] / "docs" / "reference" / "xla-operations.md").read_text()
+    assert page() in (Path(__file__).parents[3] / "docs" / "reference" / "xla-operations.md").read_text()

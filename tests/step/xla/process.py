@@ -15,7 +15,7 @@ from torch import nn
 
 import footplate as fp
 from footplate.launch import worker
-from xla.trained import Steady
+from step.xla.trained import Steady
 
 
 class Drawing(Steady):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from models.small import loader
 
 import footplate as fp
-from xla.trained import Steady, worst
+from step.xla.trained import Steady, worst
 
 
 class ByHand(Steady):

@@ -12,7 +12,7 @@ from torch import nn
 import footplate as fp
 from footplate import checkpoint
 from footplate.core.device_scalar import DeviceScalar
-from xla.trained import Steady, equal, worst
+from step.xla.trained import Steady, equal, worst
 
 ROWS = 115  # eleven batches of 10 and one of 5
 

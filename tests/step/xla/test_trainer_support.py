@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from models.small import loader
@@ -17,9 +18,9 @@ from footplate import checkpoint
 from footplate.hardware.doctor import examine_accelerator
 from footplate.hardware.xla import TPU, XLA, cache_directory, tpu_chips
 from footplate.step.xla.capture import CaptureError
-from xla.trained import Steady, equal
+from step.xla.trained import Steady, equal
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -243,13 +244,18 @@ fp.Trainer(
 
 @pytest.mark.slow
 def test_a_process_that_is_terminated_saves_and_another_continues_bit_for_bit(tmp_path):
-    def run(root: str, ends_at: int) -> int:
-        path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-        command = [sys.executable, "-c", KILLED, str(tmp_path / root), str(ends_at)]
-        environ = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        return subprocess.run(command, env=environ, timeout=200, check=False).returncode
+    script = tmp_path / "train.py"
+    script.write_text(KILLED)
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    environ = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
-    assert run("whole", -1) == 0
+    def run(root: str, ends_at: int) -> int | None:
+        process = forks.start([script, tmp_path / root, ends_at], environ)
+        process.communicate(timeout=200)
+        return process.returncode
+
+    fresh = [sys.executable, script, tmp_path / "whole", "-1"]
+    assert subprocess.run(fresh, env=environ, timeout=200, check=False).returncode == 0
     assert run("cut", 4) == 128 + signal.SIGTERM
     assert run("cut", -1) == 0
     states = [checkpoint.load(checkpoint.newest([tmp_path / root / "checkpoints"])) for root in ("whole", "cut")]

@@ -22,7 +22,7 @@ from footplate.step.precision import Precision
 from footplate.step.xla.capture import CaptureError, capture_training, load_state, state_of
 from footplate.step.xla.lowering import arrays_of, batch_arrays, lower, rates_of, tensors_like
 from footplate.step.xla.lowering.data_parallel import data_parallel, mesh_of
-from xla.test_parity import worst
+from step.xla.test_parity import worst
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
 

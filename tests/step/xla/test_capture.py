@@ -20,7 +20,7 @@ import footplate as fp
 from footplate.core.errors import ConfigError
 from footplate.step.xla.capture import CaptureError, capture_evaluation, capture_training, state_of
 from footplate.step.xla.capture.tracing import graph_outputs
-from xla.nets import Trained, made, mlp
+from step.xla.nets import Trained, made, mlp
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
 

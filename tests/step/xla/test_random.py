@@ -14,9 +14,9 @@ from footplate.step.xla.capture import CaptureError, capture_training, state_of
 from footplate.step.xla.lowering import LOWERINGS, arrays_of, batch_arrays, lower
 from footplate.step.xla.lowering.arrays import array_type, to_array
 from footplate.step.xla.lowering.data_parallel import data_parallel, mesh_of
-from xla.nets import Trained
-from xla.samples import RANDOM, aten
-from xla.test_operations import context_for
+from step.xla.nets import Trained
+from step.xla.samples import RANDOM, aten
+from step.xla.test_operations import context_for
 
 
 @pytest.mark.parametrize("operation", RANDOM, ids=str)

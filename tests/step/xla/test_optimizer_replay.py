@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from footplate.step.xla.capture import Captured, capture_training
 from footplate.step.xla.lowering import missing_ops
-from xla.nets import Trained
+from step.xla.nets import Trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
 

@@ -19,8 +19,8 @@ import footplate as fp
 from footplate.step.xla.capture import capture_training, state_of
 from footplate.step.xla.lowering import LOWERINGS, arrays_of, batch_arrays, lower, rates_of
 from footplate.step.xla.lowering.table import Context
-from xla.nets import GPT, Encoder, Trained
-from xla.test_parity import compiled, eager, sgd, worst
+from step.xla.nets import GPT, Encoder, Trained
+from step.xla.test_parity import compiled, eager, sgd, worst
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")
 CONTEXT = Context(None, (), None, lambda: jax.random.key(0), "cpu")

@@ -24,7 +24,7 @@ from footplate.step.xla.capture import (
 )
 from footplate.step.xla.capture.matrix_products import products_of
 from footplate.step.xla.lowering import arrays_of, batch_arrays, lower, rates_of, tensors_like
-from xla.trained import worst
+from step.xla.trained import worst
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer", "ignore:dropout option adds dropout")
 
