@@ -1,7 +1,8 @@
 """JAX on the CPU, as eight devices, with 64-bit numbers for tests that request them.
 
-Compiled programs are kept between the tests and for the next run, also those that took less than a second to compile. The
-programs that tests start have caches of their own.
+Compiled programs are kept between the tests and for the next run, also those that took less than a second to compile. Each
+process of xdist has a folder of its own, since JAX doesn't write its files at once. The programs that tests start have
+caches of their own.
 """
 
 import os
@@ -13,5 +14,6 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 # JAX reads the variables above when it is imported.
 import jax
 
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[3] / ".pytest_cache" / "jax"))
+CACHE = Path(__file__).parents[3] / ".pytest_cache" / "jax"
+jax.config.update("jax_compilation_cache_dir", str(CACHE / os.environ.get("PYTEST_XDIST_WORKER", "alone")))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
