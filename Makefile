@@ -82,8 +82,8 @@ fmt: setup  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-tables: setup  ## write the tables of docs/training.md and docs/reference/lightning.md
-	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m arguments && PYTHONPATH=.:.. $(abspath $(BIN))/python -m models.table
+tables: setup  ## write the tables of trainer.md, lightning.md and xla-operations.md in docs/reference
+	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m tables
 
 docs: setup  ## run what the documents show, and check their links
 	$(PYTEST) tests/test_docs.py tests/test_examples.py

@@ -57,7 +57,3 @@ def _meaning(name: str, text: str) -> str:
     quoted = [re.sub(r'("[^"]+")', r"`\1`", part) if index % 2 == 0 else part for index, part in enumerate(parts)]
     more = f" More: [{Path(MORE[name].split('#')[0]).name}]({MORE[name]})" if name in MORE else ""
     return "`".join(quoted) + more
-
-
-if __name__ == "__main__":
-    DOCS.write_text(filled(DOCS.read_text()))

@@ -16,7 +16,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
+from footplate import callbacks, tracking
 from footplate.cli.commands import COMMANDS
+from footplate.hardware.registry import accelerators
 from footplate.training.module_hooks import ModuleHooks
 
 ROOT = Path(__file__).parent.parent
@@ -40,8 +42,12 @@ def anchors(text: str) -> set[str]:
 
 def first_column(text: str, heading: str) -> list[str]:
     """The names in backticks at the beginning of the table rows under a heading."""
-    section = re.split(r"^#+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
-    return re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
+    return re.findall(r"^\| `([^`]+)`", section(text, heading), re.MULTILINE)
+
+
+def section(text: str, heading: str) -> str:
+    """The text under a heading, up to the next heading."""
+    return re.split(r"^#+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if TESTED.search(text)])
@@ -80,8 +86,7 @@ def test_the_list_of_long_pages_names_pages():
 def test_the_architecture_shows_the_layers_that_the_linter_holds():
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     layers, _ = pyproject["tool"]["importlinter"]["contracts"]
-    section = PAGES["docs/architecture.md"].split("## Who may import whom\n", 1)[1]
-    shown = FENCED.search(section)
+    shown = FENCED.search(section(PAGES["docs/architecture.md"], "Who may import whom"))
     assert shown
     assert shown[0].split("\n")[1:-1] == [re.sub(" [:|] ", "  ", layer) for layer in layers["layers"]]
 
@@ -160,6 +165,27 @@ def test_training_shows_the_hooks_in_the_order_in_which_they_come(tmp_path):
     assert [word for word in words if "_" in word or word in hooks] == called
 
 
+@pytest.mark.parametrize(
+    ("page", "heading", "package", "base"),
+    [
+        ("docs/guide/metrics-and-callbacks.md", "Callbacks", callbacks, fp.Callback),
+        ("docs/guide/tracking.md", "Files", tracking, fp.Logger),
+    ],
+)
+def test_every_callback_and_logger_has_a_row_on_its_page(page, heading, package, base):
+    rows = section(PAGES[page], heading)
+    names = {name for name in package.__all__ if isinstance(getattr(package, name), type)} - {base.__name__}
+    assert names <= set(re.findall(r"`(\w+)[`(]", rows)), f"add a row to the table of {page}"
+
+
+def test_every_built_in_accelerator_has_a_row_with_its_priority_and_precisions():
+    table = section(PAGES["docs/reference/accelerators.md"], "Built-in accelerators")
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (-?\d+)[^|]* \| ([^|]+) \|", table, re.MULTILINE)
+    shown = {name: (int(priority), set(re.findall(r"[\w-]+", precisions))) for name, priority, precisions in rows}
+    built_in = [each for each in accelerators() if type(each).__module__.startswith("footplate.")]
+    assert shown == {each.name: (each.priority, each.precisions) for each in built_in}
+
+
 def test_dependencies_lists_every_requirement_and_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [re.split(r"[\[>=<~ ]", one, maxsplit=1)[0] for one in project["dependencies"]]
@@ -185,8 +211,8 @@ def test_architecture_names_every_module_and_folder():
 def test_horovods_table_has_every_name_and_no_other():
     import footplate.compat.horovod as hvd
 
-    section = PAGES["docs/reference/horovod.md"].split("## The verbs\n", 1)[1].split("\nNot there:", 1)[0]
-    cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    table = section(PAGES["docs/reference/horovod.md"], "The verbs").split("\nNot there:", 1)[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(names) == sorted(hvd.__all__)
     assert all(hasattr(hvd, name) for name in names)

@@ -1,4 +1,4 @@
-"""Imports of Footplate's own modules resolve, also those inside functions that no test calls."""
+"""Imports of Footplate's own modules resolve, also those inside functions that no test calls. Public names are complete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import footplate as fp
+from footplate import callbacks, tracking
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("footplate", "benchmarks", "examples", "tests")
@@ -35,3 +38,22 @@ def test_a_module_of_ours_that_is_imported_exists(folder):
         if not exists(module)
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize("package", [fp, tracking], ids=["footplate", "footplate.tracking"])
+def test_a_lazy_package_tells_type_checkers_the_names_that_it_has(package):
+    """Each name is written twice: under TYPE_CHECKING, and in `_HOMES`."""
+    tree = ast.parse(Path(package.__file__).read_text())
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.name: node.module for node in imports for alias in node.names} == package._HOMES
+
+
+@pytest.mark.parametrize(("package", "base"), [(callbacks, fp.Callback), (tracking, fp.Logger)])
+def test_footplate_exports_the_callbacks_and_loggers_of_their_packages(package, base):
+    def exported(names, owner):
+        values = {name: getattr(owner, name) for name in names}
+        return {name for name, value in values.items() if isinstance(value, type) and issubclass(value, base)}
+
+    ours = {name for name in fp.__all__ if fp._HOMES.get(name, "").startswith(f"{package.__name__}.")}
+    assert exported(ours, fp) == exported(package.__all__, package), "export them in both __init__.py"

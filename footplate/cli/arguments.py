@@ -81,9 +81,9 @@ def make_parser(name: str, description: str) -> Parser:
 
 def add_backend(parser: Parser) -> None:
     """Add `--backend`, for commands that start processes."""
-    parser.add_argument(
-        "--backend", choices=("local", "ray", "spark"), default="local", help="where to run: this machine, or a cluster"
-    )
+    from footplate.launch.backends import NAMES
+
+    parser.add_argument("--backend", choices=NAMES, default="local", help="where to run: this machine, or a cluster")
 
 
 def explain(message: str, options: Iterable[str], choices: Mapping[Any, Sequence[Any]] | None = None) -> str:

@@ -22,13 +22,14 @@ def parser(name: str = "jobs translate") -> Parser:
     """The parser of `jobs translate`."""
     from footplate.jobs.spec.flags import KEYS
     from footplate.jobs.spec.problems import dotted
+    from footplate.jobs.translate import TARGETS
 
     made = make_parser(
         name,
         "Translate a job for another system. An option overrides the file; the program's arguments follow after --.",
     )
     made.add_argument("file", help="a config.yaml")
-    made.add_argument("--to", choices=["vertex", "ray", "kubeflow", "slurm"], required=True, help="the other system")
+    made.add_argument("--to", choices=list(TARGETS), required=True, help="the other system")
     made.add_argument("--name", help="the job's name, if the file has none")
     made.add_argument(
         "--format",

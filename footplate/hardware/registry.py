@@ -65,8 +65,8 @@ def get_accelerator(accelerator: str | Accelerator) -> Accelerator:
     """Return the accelerator of a name.
 
     Args:
-        accelerator: a name (`"cpu"`, `"cuda"`, `"mps"`, `"tpu"`, `"torch_tpu"`, `"xla"`, or one from an installed package),
-            `"gpu"` for cuda or else mps, `"auto"` for the best available, or an `Accelerator` of your own.
+        accelerator: the name of a built-in accelerator or of an installed package's, `"gpu"` for cuda or else mps, `"auto"`
+            for the best available, or an `Accelerator` of your own.
 
     Raises:
         ConfigError: no accelerator has this name, or it can't be used on this machine; the text has the reason and the

@@ -24,6 +24,6 @@ _HOMES = {
     "TensorBoard": "footplate.tracking.tensorboard",
 }
 
-__all__ = ["CSV", "Logger", "MLflow", "Status", "TensorBoard"]
+__all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 __getattr__ = lazy(__name__, _HOMES)

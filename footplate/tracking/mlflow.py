@@ -18,6 +18,7 @@ import logging
 import os
 import platform
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -97,7 +98,11 @@ class MLflow(Logger):
         self._attempt: Attempt | None = None
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
-        """Start or continue the run. Returns at once; the uploader process contacts MLflow."""
+        """Start or continue the run. Returns at once; the uploader process contacts MLflow.
+
+        Raises:
+            ConfigError: the event queue can't be written into the run's directory.
+        """
         resumed, self._resumed = self._resumed, None
         self._step = resumed["step"] if resumed else 0
         if resumed is None and self._run_dir == run_dir:
@@ -122,6 +127,7 @@ class MLflow(Logger):
         self, run_dir: Path, hparams: dict[str, Any] | None, key: str, run_id: str | None, resume_step: int | None
     ) -> None:
         """Start an attempt. Without `hparams`, the run keeps its parameters and environment."""
+        _require_writable(run_dir)
         uri, artifacts = destination(self._tracking_uri, run_dir)
         self._run_dir = run_dir
         self._key = key
@@ -210,6 +216,16 @@ class MLflow(Logger):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the run to continue."""
         self._resumed = state
+
+
+def _require_writable(run_dir: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=run_dir):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"The MLflow logger can't write into {run_dir}: {error}. Choose another default_root_dir."
+        ) from error
 
 
 class Attempt:

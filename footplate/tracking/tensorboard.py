@@ -120,6 +120,11 @@ class Events:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams as summarise
 
+        # TensorBoard reads the files in the order of their names. A name begins with the second of its creation and ends
+        # with a number that isn't padded, so two files of the same second may be read in the wrong order.
+        while any(self._directory.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+            time.sleep(0.05)
+
         summaries = SummaryWriter(str(self._directory), purge_step=self._purge_step)
         known = {
             name: value if isinstance(value, (bool, int, float)) else str(value)

@@ -4,7 +4,8 @@
 
 `Trainer` has the signature of `TrainerConfig`. The command line's `--trainer.NAME`, the variables `PL_TRAINER_NAME`, the
 table of arguments in the docs and the comparison between ranks come from its fields too. To add an argument, add a field,
-describe it under `Args`, and read it as `trainer.config.NAME` in the code that it affects.
+describe it under `Args`, read it as `run.config.NAME` (or `trainer.config.NAME`) in the code that it affects, and run
+`make tables`.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class TrainerConfig:
     """The arguments of a `Trainer`.
 
     Args:
-        accelerator: "auto", "cpu", "cuda" (or "gpu"), "mps", "tpu", "torch_tpu", "xla", a name that an installed package
-            adds, or an `Accelerator`.
+        accelerator: "auto" (the best that is usable here), the name of an accelerator ("cpu", "cuda", "gpu", "tpu" and
+            others), or an `Accelerator`.
         devices: "auto" (one device), a count, a list of indices, or text such as "0,2". Each device gets its own process.
             With "tpu" and "xla", one process drives all devices. Processes that torchrun has started take one device each.
         num_nodes: how many machines, with this number of devices each. More than one needs a cluster that this process is

@@ -37,7 +37,7 @@ def test_the_page_holds_the_tables_that_the_data_makes() -> None:
     text = table.DOCS.read_text()
 
     assert [name for name in table.TABLES if f"<!-- table: {name} -->" not in text] == []
-    assert text == table.filled(text)
+    assert text == table.filled(text), "run `make tables`"
 
 
 def test_the_data_names_all_that_lightning_has() -> None:

@@ -25,7 +25,8 @@ def run(installed, tmp_path):
     """Run a script that can import the package. Return its output, parsed as JSON."""
 
     def run(script: str):
-        environ = {**os.environ, "PYTHONPATH": str(installed)}
+        folders = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
         done = subprocess.run(
             [sys.executable, "-c", script], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
         )

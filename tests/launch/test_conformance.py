@@ -1,7 +1,7 @@
 """The contract of backends: one suite, run over each.
 
-To add a backend, add a parameter to the fixture, and a context in `BACKENDS` that makes a backend and ends its engine. All
-machines of a backend are this machine, so processes are found by their ids and files by their paths.
+To add a backend, add a context to `BACKENDS` that makes a backend and ends its engine. All machines of a backend are this
+machine, so processes are found by their ids and files by their paths.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = 
     "ray": on_ray,
     "spark": on_spark,
 }
+WITHOUT_ENGINE = ("local", "processes")
 ONCE = Restarts(max_restarts=0)
 ENGINE = (pytest.mark.engine, pytest.mark.slow)
 SLOTS = 2  # the least number of slots of each backend
@@ -58,7 +59,7 @@ SLOTS = 2  # the least number of slots of each backend
 
 @pytest.fixture(
     scope="module",
-    params=["local", "processes", pytest.param("ray", marks=ENGINE), pytest.param("spark", marks=ENGINE)],
+    params=[pytest.param(name, marks=() if name in WITHOUT_ENGINE else ENGINE) for name in BACKENDS],
 )
 def backend(request) -> Iterator[Backend]:
     with BACKENDS[request.param]() as made:

@@ -4,7 +4,7 @@
     different    it works, with the difference in the note
     refused      one clear error, which names the alternative
 
-After a change, `python -m models.table` (in tests/) writes the tables into docs/reference/lightning.md.
+After a change, `make tables` writes the tables into docs/reference/lightning.md.
 """
 
 from __future__ import annotations
@@ -231,7 +231,3 @@ def with_table(text: str, name: str, table: str) -> str:
     """A document with a new table between `<!-- table: NAME -->` and `<!-- end -->`."""
     pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
     return pattern.sub(lambda found: f"{found.group(1)}{table}\n\n{found.group(2)}", text)
-
-
-if __name__ == "__main__":
-    DOCS.write_text(filled(DOCS.read_text()))

@@ -24,13 +24,15 @@ def test_the_trainer_has_the_signature_of_its_config():
 
 def test_every_argument_is_described():
     described = docstring_parser.parse(TrainerConfig.__doc__ or "").params
-    assert [one.arg_name for one in described] == [field.name for field in dataclasses.fields(TrainerConfig)]
-    assert all(one.description for one in described)
+    names = [field.name for field in dataclasses.fields(TrainerConfig)]
+    hint = "describe each field of TrainerConfig under Args, in the order of the fields"
+    assert [one.arg_name for one in described] == names, hint
+    assert all(one.description for one in described), hint
 
 
 def test_the_page_has_the_table_that_the_config_makes():
     page = arguments.DOCS.read_text()
-    assert page == arguments.filled(page)
+    assert page == arguments.filled(page), "run `make tables`"
 
 
 def test_a_config_checks_itself():

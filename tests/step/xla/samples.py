@@ -38,6 +38,11 @@ class Draw:
         """Uniform numbers between two bounds."""
         return (torch.rand(shape, generator=self.generator, dtype=torch.float64) * (high - low) + low).to(self.dtype)
 
+    def c(self, *shape: int) -> torch.Tensor:
+        """Normal complex numbers, in single precision if there are none of the type's precision."""
+        pairs = self.n(*shape, 2)
+        return torch.view_as_complex(pairs.float() if self.dtype == torch.bfloat16 else pairs)
+
     def i(self, *shape: int, low: int = -5, high: int = 6) -> torch.Tensor:
         """Whole numbers, int64."""
         return torch.randint(low, high, shape, generator=self.generator)
@@ -615,6 +620,76 @@ enter(
     lambda d: [call(d.n(2, 3, 1, 1), d.n(2, 3, 7, 8)), call(d.n(2, 3, 3, 4), d.n(2, 3, 7, 8))],
 )
 
+# Fourier transforms: dimensions, normalisation (0 to 2), and the direction or the form
+
+enter(
+    [aten._fft_c2c.default],
+    lambda d: [
+        call(d.c(3, 4, 5), [1, 2], 0, True),
+        call(d.c(3, 4, 5), [2], 1, True),
+        call(d.c(3, 4), [1, 0], 2, False),
+        call(d.c(7), [0], 1, False),
+        call(d.c(2, 3, 2, 3), [0, 1, 2, 3], 2, True),
+        call(d.c(2, 3, 2, 3), [0, 1, 2, 3], 0, False),
+    ],
+)
+enter(
+    [aten._fft_r2c.default],
+    lambda d: [
+        call(d.n(3, 8), [1], 0, True),
+        call(d.n(3, 7), [1], 1, True),
+        call(d.n(3, 4, 6), [2, 1], 2, True),
+        call(d.n(2, 3, 2, 3), [0, 1, 2, 3], 1, True),
+        call(d.n(3, 4), [1, 0], 2, False),
+    ],
+)
+enter(
+    [aten._fft_c2r.default],
+    lambda d: [
+        call(d.c(3, 5), [1], 0, 8),
+        call(d.c(3, 5), [1], 1, 9),
+        call(d.c(3, 4, 4), [1, 2], 2, 6),
+        call(d.c(3, 4, 4), [2, 1], 0, 7),
+    ],
+)
+
+# Complex numbers. Each operation of `takes_complex` has a sample with some.
+
+enter([aten.view_as_real.default], lambda d: [call(d.c(3, 4)), call(d.c())])
+enter([aten.view_as_complex.default], lambda d: [call(d.n(3, 4, 2)), call(d.n(2))])
+enter([aten.complex.default, aten.polar.default], lambda d: [call(d.n(3, 4), d.n(3, 4)), call(d.n(3, 4), d.n(4))])
+enter(
+    [
+        getattr(aten, name).default
+        for name in ["_conj", "_conj_physical", "neg", "abs", "sgn", "alias", "clone", "detach"]
+    ],
+    lambda d: [call(d.c(3, 4))],
+)
+enter([aten.add.Tensor, aten.sub.Tensor], lambda d: [call(d.c(3, 4), d.c(4), alpha=2), call(d.n(3, 4), d.c(4))])
+enter([aten.mul.Tensor, aten.div.Tensor], lambda d: [call(d.c(3, 4), d.c(4)), call(d.c(3, 4), d.n(4))])
+enter([aten.mul.Scalar, aten.div.Scalar], lambda d: [call(d.c(3, 4), 2.5), call(d.c(3), 1 + 2j)])
+enter([aten.mm.default], lambda d: [call(d.c(3, 4), d.c(4, 5))])
+enter([aten.bmm.default], lambda d: [call(d.c(2, 3, 4), d.c(2, 4, 5))])
+enter([aten.sum.dim_IntList], lambda d: [call(d.c(3, 4), [0], True)])
+enter([aten.where.self], lambda d: [call(d.b(3, 4), d.c(3, 4), d.c(4))])
+enter([aten._to_copy.default], lambda d: [call(d.n(3), dtype=d.c().dtype)])
+enter([aten.view.default, aten._unsafe_view.default], lambda d: [call(d.c(3, 4), [4, 3])])
+enter([aten.unsqueeze.default], lambda d: [call(d.c(3), 0)])
+enter([aten.squeeze.dims], lambda d: [call(d.c(3, 1), [1])])
+enter([aten.expand.default], lambda d: [call(d.c(3, 1), [3, 4])])
+enter([aten.permute.default], lambda d: [call(d.c(3, 4), [1, 0])])
+enter([aten.transpose.int], lambda d: [call(d.c(3, 4), 0, 1)])
+enter([aten.slice.Tensor], lambda d: [call(d.c(5), 0, 1, 4)])
+enter([aten.slice_scatter.default], lambda d: [call(d.c(5), d.c(3), 0, 1, 4)])
+enter([aten.select.int], lambda d: [call(d.c(5, 2), 0, -1)])
+enter([aten.cat.default], lambda d: [call([d.c(3), d.c(2)])])
+enter([aten.constant_pad_nd.default], lambda d: [call(d.c(3), [1, 2])])
+enter([aten.full.default], lambda d: [call([3], 1 + 2j, dtype=d.c().dtype)])
+enter([aten.full_like.default], lambda d: [call(d.c(3), 1.5)])
+enter([aten.zeros.default], lambda d: [call([3], dtype=d.c().dtype)])
+enter([aten.copy.default], lambda d: [call(d.c(3), d.c(3)), call(d.c(3), d.n(3))])
+enter([aten.scalar_tensor.default], lambda d: [call(1 + 2j, dtype=d.c().dtype)])
+
 # Normalisation
 
 enter(
@@ -759,7 +834,7 @@ enter(
 UNDEFINED: dict[Any, Callable[[Draw], list[Sample]]] = {
     aten.empty.memory_format: lambda d: [call([2, 3], dtype=d.dtype)],
     aten.empty_like.default: lambda d: [call(d.n(2, 3))],
-    aten.new_empty_strided.default: lambda d: [call(d.n(2, 3), [2, 3], [1, 2])],
+    aten.new_empty_strided.default: lambda d: [call(x, [2, 3], [1, 2]) for x in (d.n(2, 3), d.c(2, 3))],
     aten.new_empty.default: lambda d: [call(d.n(2, 3), [4])],
     aten.empty_strided.default: lambda d: [call([2, 3], [3, 1], dtype=d.dtype)],
     aten.empty_permuted.default: lambda d: [call([2, 3], [1, 0], dtype=d.dtype)],

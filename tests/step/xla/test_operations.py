@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
+import tables
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +15,20 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from footplate.step.xla.capture import capture_training
-from footplate.step.xla.lowering import LOWERINGS, MissingOperation, lower, missing_ops
-from footplate.step.xla.lowering.__main__ import page
-from footplate.step.xla.lowering.arrays import array_type, to_array, to_tensor
+from footplate.step.xla.capture.state import state_of
+from footplate.step.xla.lowering import (
+    LOWERINGS,
+    MissingOperation,
+    arrays_of,
+    batch_arrays,
+    lower,
+    missing_ops,
+    rates_of,
+    tensors_like,
+)  # fmt: skip
+from footplate.step.xla.lowering.arrays import to_array, to_tensor, value_type
 from footplate.step.xla.lowering.interpret import conformed, context_for
-from footplate.step.xla.lowering.table import lowering_of
+from footplate.step.xla.lowering.table import COMPLEX, lowering_of
 from step.xla.nets import Trained
 from step.xla.samples import RANDOM, SAMPLES, UNDEFINED, Draw, Sample, aten
 
@@ -60,10 +69,10 @@ def compare(operation: Any, expected: Any, found: Any) -> None:
             assert wanted is None or array is None
             continue
         assert tuple(array.shape) == tuple(wanted.shape)
-        assert array.dtype == array_type(wanted.dtype)
+        assert array.dtype == value_type(wanted.dtype)
         got = to_tensor(array, wanted.dtype)
-        if wanted.is_floating_point():
-            scale = TOLERANCE[wanted.dtype]
+        if wanted.is_floating_point() or wanted.is_complex():
+            scale = TOLERANCE[wanted.dtype.to_real()]
             torch.testing.assert_close(got, wanted, rtol=scale, atol=scale, equal_nan=True)
         else:
             assert torch.equal(got, wanted), str(operation)
@@ -71,14 +80,12 @@ def compare(operation: Any, expected: Any, found: Any) -> None:
 
 def test_every_operation_has_samples():
     ours = torch.ops.footplate
+    # Dropout has its tests in test_random, and the operations of several devices have theirs with trainers.
     elsewhere = {aten.native_dropout.default, operator.getitem, ours.average.default, ours.extreme.default}
-    tried = {
-        *SAMPLES,
-        *UNDEFINED,
-        *RANDOM,
-        *elsewhere,
-    }  # dropout in test_random, what devices do together with trainers
-    assert {str(one) for one in LOWERINGS} == {str(one) for one in tried}
+    lowered = {str(operation) for operation in LOWERINGS}
+    tried = {str(operation) for operation in (*SAMPLES, *UNDEFINED, *RANDOM, *elsewhere)}
+    assert not lowered - tried, "give these operations samples in tests/xla/samples.py"
+    assert not tried - lowered, "these samples are of operations that have no lowering"
 
 
 @pytest.mark.parametrize("operation", SAMPLES, ids=str)
@@ -94,11 +101,21 @@ def test_the_operation_gives_what_torch_gives(operation):
             compare(operation, expected, found)
 
 
+def test_every_operation_for_complex_numbers_has_a_sample_with_some():
+    def has_complex(operation):
+        makes = [*SAMPLES.get(operation, []), *([UNDEFINED[operation]] if operation in UNDEFINED else [])]
+        samples = [sample for make in makes for sample in make(Draw(str(operation), torch.float32))]
+        values = pytree.tree_leaves([samples, [operation(*args, **kwargs) for args, kwargs in samples]])
+        return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+
+    assert [str(operation) for operation in COMPLEX if not has_complex(operation)] == []
+
+
 @pytest.mark.parametrize("operation", UNDEFINED, ids=str)
 def test_an_uninitialised_tensor_has_torchs_shape_and_type(operation):
     for expected, found in lowered(operation, UNDEFINED[operation](Draw(str(operation), torch.float32))):
         assert tuple(found.shape) == tuple(expected.shape)
-        assert found.dtype == array_type(expected.dtype)
+        assert found.dtype == value_type(expected.dtype)
 
 
 HALF = [
@@ -167,5 +184,57 @@ def test_an_operation_without_a_lowering_is_named_with_its_place_before_anything
         lower(captured)
 
 
+class Fourier(Trained):
+    """Layers as in FNet, in spectrograms and in Fourier neural operators, one after the other."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.filter = nn.Parameter(torch.randn(3, 2))
+
+    def training_step(self, batch, batch_idx):
+        mixed = torch.fft.fftn(self.net(batch[0]), dim=(0, 1)).real
+        bands = torch.stft(mixed, n_fft=8, hop_length=4, window=torch.hann_window(8), return_complex=True)
+        kept = torch.zeros_like(bands[:, :, 0])
+        kept[:, :3] = bands[:, :3].sum(2) * torch.view_as_complex(self.filter)
+        turned = kept * torch.polar(torch.ones(5), torch.arange(5.0))
+        return torch.fft.irfft(turned, n=8).square().mean() + (bands.abs() + 1e-3).log().mean()
+
+
+def test_a_step_with_fourier_transforms_has_torchs_loss_and_gradients():
+    torch.manual_seed(0)
+    module, batch = Fourier(nn.Linear(16, 16)), (torch.randn(4, 16), torch.zeros(4))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    captured = capture_training(module, optimizer, batch)
+    state = arrays_of(state_of(module, optimizer))
+    state, loss, _ = jax.jit(lower(captured))(
+        state, rates_of(optimizer), jax.random.key(0), batch_arrays(captured, batch)
+    )
+
+    expected = module.training_step(batch, 0)
+    expected.backward()
+    optimizer.step()
+    torch.testing.assert_close(torch.tensor(float(loss)), expected.detach())
+    trained = tensors_like(state_of(module, optimizer), state)
+    for path, tensor in state_of(module, optimizer).items():
+        torch.testing.assert_close(trained[path], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_an_operation_that_is_not_entered_for_complex_numbers_is_missing_for_them():
+    class Powers(Trained):
+        def training_step(self, batch, batch_idx):
+            return torch.fft.fft(self.net(batch[0])).exp().abs().mean()
+
+    module = Powers(nn.Linear(3, 3))
+    captured = capture_training(
+        module, torch.optim.SGD(module.parameters(), lr=0.1), (torch.randn(4, 3), torch.zeros(4))
+    )
+    (missing,) = missing_ops(captured.graph)
+    assert missing.name == "aten.exp.default of complex numbers"
+    assert missing.where.endswith("return torch.fft.fft(self.net(batch[0])).exp().abs().mean()")
+    with pytest.raises(MissingOperation, match=r"Powers\.training_step needs[^$]*exp\.default of complex numbers"):
+        lower(captured)
+
+
 def test_the_page_lists_the_table():
-    assert page() in (Path(__file__).parents[3] / "docs" / "reference" / "xla-operations.md").read_text()
+    text = tables.OPERATIONS.read_text()
+    assert text == tables.with_operations(text), "run `make tables`"

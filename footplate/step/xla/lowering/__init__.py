@@ -15,6 +15,7 @@
     recurrence.py       recurrent layers, one time step after the other
     convolution.py      convolution and pooling; cpu_convolution.py has the forms that are fast on a CPU
     sampling.py         images resized, or sampled at points
+    fourier.py          Fourier transforms, and complex numbers
     normalisation.py    batch, layer and group normalisation
     indexing.py         elements by indices
     creation.py         tensors made of numbers alone
@@ -52,6 +53,7 @@ FAMILIES = (
     "recurrence",
     "convolution",
     "sampling",
+    "fourier",
     "normalisation",
     "indexing",
     "creation",

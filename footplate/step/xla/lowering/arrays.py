@@ -31,6 +31,9 @@ _TYPES = {
 }
 
 
+_COMPLEX_TYPES = {torch.complex64: "complex64", torch.complex128: "complex128"}
+
+
 class NotRepresentable(FootplateError, ValueError):
     """The devices can't represent the type or the values of a tensor."""
 
@@ -48,6 +51,15 @@ def array_type(dtype: torch.dtype) -> Any:
             'accelerator="cpu" or "cuda".'
         )
     return jax.dtypes.canonicalize_dtype(_TYPES[dtype])
+
+
+def value_type(dtype: torch.dtype) -> Any:
+    """JAX's type for a value inside a step, which may be complex, unlike batches and states.
+
+    Raises:
+        NotRepresentable: JAX has no such type.
+    """
+    return jax.dtypes.canonicalize_dtype(_COMPLEX_TYPES[dtype]) if dtype in _COMPLEX_TYPES else array_type(dtype)
 
 
 def host_array(tensor: Tensor) -> np.ndarray:
@@ -79,7 +91,10 @@ def _check_range(tensor: Tensor) -> None:
 
 
 def to_array(tensor: Tensor) -> jax.Array:
-    """A copy of a tensor as an array on JAX's default device."""
+    """A copy of a tensor as an array on JAX's default device. It may be complex, as a constant of a step."""
+    if tensor.is_complex():
+        pairs = to_array(torch.view_as_real(tensor.detach().resolve_conj()))
+        return jax.lax.complex(pairs[..., 0], pairs[..., 1])
     return jax.device_put(np.array(host_array(tensor), copy=True))
 
 

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from footplate.core.errors import FootplateError
 from footplate.step.xla.capture.rng_ops import DRAW
-from footplate.step.xla.lowering.arrays import NotRepresentable, array_type, to_array
-from footplate.step.xla.lowering.table import Context, is_array, lowering_of
+from footplate.step.xla.lowering.arrays import NotRepresentable, to_array, value_type
+from footplate.step.xla.lowering.table import COMPLEX, Context, is_array, lowering_of
 
 
 class MissingOperation(FootplateError, NotImplementedError):
@@ -32,7 +33,7 @@ class MissingOp:
     """An operation that a graph needs and the table doesn't have.
 
     Attributes:
-        name: ATen's, with its overload: `"aten.nonzero.default"`.
+        name: ATen's, with its overload: `"aten.nonzero.default"`; "… of complex numbers" if it is lowered for real ones.
         count: its number of uses in the graph.
         where: the user's line of the first use; empty in the backward pass.
     """
@@ -49,11 +50,21 @@ def missing_ops(graph: GraphModule) -> list[MissingOp]:
     """The operations of a graph that can't be lowered, by name. Costs nothing to speak of: ask before compiling."""
     found: dict[str, list[Node]] = {}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and lowering_of(node.target) is None:
+        if node.op != "call_function":
+            continue
+        if lowering_of(node.target) is None:
             found.setdefault(str(node.target), []).append(node)
+        elif node.target not in COMPLEX and _has_complex(node):
+            found.setdefault(f"{node.target} of complex numbers", []).append(node)
     return [
         MissingOp(name, len(nodes), nodes[0].meta.get("stack_trace") or "") for name, nodes in sorted(found.items())
     ]
+
+
+def _has_complex(node: Node) -> bool:
+    """Return True if an argument or the result of an operation is complex."""
+    values = pytree.tree_leaves([used.meta.get("val") for used in (node, *node.all_input_nodes)])
+    return any(isinstance(value, Tensor) and value.is_complex() for value in values)
 
 
 def require_ops(name: str, graph: GraphModule) -> None:
@@ -155,9 +166,9 @@ def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.A
         tensors = [one for one in numbers if isinstance(one, Tensor)]
         if tensors:
             dtype = torch.result_type(*map(_plain, numbers[:2])) if len(numbers) > 1 else tensors[0].dtype
-            common = array_type(dtype)
+            common = value_type(dtype)
     strides = operands[0].stride() if operands and isinstance(operands[0], Tensor) else ()
-    return Context(array_type(result.dtype), tuple(result.shape), common, key, platform, strides)
+    return Context(value_type(result.dtype), tuple(result.shape), common, key, platform, strides)
 
 
 def _plain(value: Any) -> Any:
@@ -177,4 +188,4 @@ def conformed(name: str, result: Any, expected: Any) -> Any:
         return result
     if tuple(result.shape) != tuple(expected.shape):
         raise AssertionError(f"{name}: lowered to shape {tuple(result.shape)}, torch has {tuple(expected.shape)}")
-    return result.astype(array_type(expected.dtype))
+    return result.astype(value_type(expected.dtype))

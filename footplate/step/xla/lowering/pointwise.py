@@ -68,7 +68,6 @@ elementwise(jnp.sqrt, aten.sqrt.default)
 elementwise(lax.rsqrt, aten.rsqrt.default)
 elementwise(jnp.reciprocal, aten.reciprocal.default)
 elementwise(jnp.negative, aten.neg.default)
-elementwise(jnp.abs, aten.abs.default)
 elementwise(jnp.sign, aten.sign.default, aten.sgn.default)
 elementwise(jnp.floor, aten.floor.default)
 elementwise(jnp.ceil, aten.ceil.default)
@@ -101,6 +100,12 @@ def _elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.
 
 
 elementwise(_elu, aten.elu.default)
+
+
+@lowers(aten.abs.default)
+def absolute(context: Context, x: Any) -> Any:
+    """Not in the type of the result: that of complex numbers is real."""
+    return jnp.abs(x)
 
 
 @lowers(aten.gelu.default)

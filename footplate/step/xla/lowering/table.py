@@ -6,10 +6,13 @@ To add one, write a function in the family's file:
     def relu(context, x):
         return jnp.maximum(x, 0)
 
-Then give it samples in `tests/step/xla/samples.py`, with which the tests compare it with torch. The function gets the
-context, then the operation's arguments: tensors as JAX arrays, everything else as in torch (sizes, dimensions that may
-be negative, `None`). It returns an array, or a tuple or list of arrays, in torch's shapes. The interpreter casts the
-result to torch's type.
+The function gets the context, then the operation's arguments: tensors as JAX arrays, everything else as in torch (sizes,
+dimensions that may be negative, `None`). It returns an array, or a tuple or list of arrays, in torch's shapes. The
+interpreter casts the result to torch's type.
+
+Then give the operation samples in `tests/step/xla/samples.py`, with which the tests compare it with torch, and run
+`make tables`. If no family fits, add a file, and its name to `FAMILIES` in `__init__.py`. If the function is right for
+complex numbers too, enter the operation with `takes_complex`, and give it a sample with some.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ Lowering = Callable[..., Any]
 
 LOWERINGS: dict[Any, Lowering] = {}
 """Lowerings by operation. Operations of other packages have their name as the key: their package may not be imported."""
+
+
+COMPLEX: set[Any] = set()
+"""Operations that may be given complex numbers."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,11 @@ def lowers(*operations: Any) -> Callable[[Lowering], Lowering]:
         return function
 
     return enter
+
+
+def takes_complex(*operations: Any) -> None:
+    """Enter operations whose functions are right for complex numbers, too."""
+    COMPLEX.update(operations)
 
 
 def elementwise(function: Callable[..., Any], *operations: Any) -> None:
