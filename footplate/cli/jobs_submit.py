@@ -156,7 +156,8 @@ def _plan(given: Namespace, args: list[str]) -> PlannedJob:
     _refuse_contradictions(given)
     document = None
     if given.config:
-        from footplate.jobs.spec.yamlfile import load  # imports YAML, which a job made of flags doesn't need
+        # Import YAML here: a job made of flags doesn't need it.
+        from footplate.jobs.spec.yamlfile import load
 
         document = load(given.config)
     named = {flag: value for flag in flags.KEYS if (value := getattr(given, flag.replace("-", "_"))) is not None}

@@ -50,7 +50,8 @@ def add_to(commands: Any, only: str | None = None) -> None:
         made = make_parser(f"jobs {action}", f"{about[0].upper()}{about[1:]}.")
         if action not in ("list", "clean", "daemon"):
             name: Any = made.add_argument("name", help="the job's name")
-            name.complete = dict.fromkeys(("bash", "zsh"), COMPLETE_NAMES)  # shtab reads this attribute
+            # shtab reads this attribute.
+            name.complete = dict.fromkeys(("bash", "zsh"), COMPLETE_NAMES)
         if action == "list":
             made.add_argument("--filter", help="such as state=RUNNING or labels.team=vision")
             made.add_argument(

@@ -180,7 +180,8 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     """A hint at the public name nearest to a misspelt one; empty if no name is near."""
     if name.startswith("_"):
         return ""
-    import difflib  # only needed after a mistake
+    # Import it here: only a mistake needs it.
+    import difflib
 
     near = difflib.get_close_matches(name, [other for other in names if not other.startswith("_")], n=1)
     return f" Did you mean trainer.{near[0]}?" if near else " dir(footplate.Trainer) lists the attributes."

@@ -47,7 +47,8 @@ class HyperParameters:
     """Hyper-parameters of a `Module` or a `DataModule`, which inherit from this class."""
 
     _hparams: AttributeDict | None = None
-    _hparams_name: str = "kwargs"  # or the argument of `__init__` that held all of them
+    # The name for all values, or for the argument of `__init__` that held all of them.
+    _hparams_name: str = "kwargs"
     _log_hyperparams: bool = True
 
     @property
@@ -193,7 +194,8 @@ def _alike(one: Any, other: Any) -> bool:
         return True
     try:
         return type(one) is type(other) and bool(one == other)
-    except Exception:  # the comparison of two arrays has several values
+    except Exception:
+        # The comparison of two arrays has several values, which have no truth value together.
         return False
 
 

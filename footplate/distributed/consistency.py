@@ -22,7 +22,8 @@ from footplate.core.hashing import hashed
 if TYPE_CHECKING:
     from footplate.distributed.group import Group
 
-SEEN_WITHIN_S = 5.0  # a shared file system may take a moment to show another machine's file
+# A shared file system may take a moment to show another machine's file.
+SEEN_WITHIN_S = 5.0
 
 
 def check_alike(group: Group, meant: Mapping[str, Any], hint: str, error: type[Exception] = ConfigError) -> None:

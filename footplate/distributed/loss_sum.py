@@ -91,7 +91,8 @@ def divide_gradients(parameters: Iterable[Tensor], weight: Tensor) -> None:
         gradient: Any = parameter.grad
         if gradient is None:
             continue
-        gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient  # a shard of FSDP's
+        # The gradient may be a shard of FSDP's.
+        gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient
         if gradient.is_sparse:
             gradient.div_(weight.to(gradient.device))
         else:

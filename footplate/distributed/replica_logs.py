@@ -46,7 +46,8 @@ def together(calls: Sequence[Sequence[Logged]], rows: Sequence[int], device: tor
         rows: the number of rows of each copy.
         device: where tensors are combined.
     """
-    matching: dict[tuple[str, int], list[tuple[Logged, int]]] = {}  # by name, and by how often it was logged before
+    # The entries of all copies, by name and by how often the name was logged before.
+    matching: dict[tuple[str, int], list[tuple[Logged, int]]] = {}
     for calls_of_copy, count in zip(calls, rows, strict=True):
         repeats: dict[str, int] = {}
         for call in calls_of_copy:

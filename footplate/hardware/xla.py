@@ -186,7 +186,8 @@ def _start(least: int) -> int:
             # libtpu may be installed only to compile. It would look for a TPU.
             running.config.update("jax_platforms", "cpu")
     except RuntimeError:
-        pass  # JAX is running
+        # JAX is running, so its configuration is fixed.
+        pass
     return len(running.local_devices())
 
 

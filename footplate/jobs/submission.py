@@ -152,7 +152,8 @@ def plan(submission: Submission, program_required: bool = True) -> PlannedJob:
         raise SpecError(found)
 
     if submission.modernize:
-        from footplate.jobs.spec.migration import apply  # imports YAML, which a job made of flags doesn't need
+        # Import YAML here: a job made of flags doesn't need it.
+        from footplate.jobs.spec.migration import apply
 
         requested = apply(requested)
     job = resolve(requested)

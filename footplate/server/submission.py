@@ -19,7 +19,8 @@ from footplate.jobs.submission import DestinationError, PackageInput, Submission
 from footplate.server import models
 from footplate.server.dependencies import ServerContext
 
-CONFIG = "config"  # the name of the config in messages
+# The name of the config in messages.
+CONFIG = "config"
 _ADVICE = "upload its package (POST /api/packages) and give the digest, or packageUris, or an image."
 
 

@@ -102,7 +102,8 @@ def join(run: Run) -> None:
         run.run_dir = Path(run.group.from_first(run.placement.for_all(run.run_dir)))
     if run.group.is_distributed:
         run.agree()
-        run.agreement.settle()  # callbacks may ask for the common clock
+        # Callbacks may ask for the clock that all ranks share.
+        run.agreement.settle()
 
 
 def use_callbacks(run: Run, callbacks: list[Any]) -> None:
@@ -142,7 +143,8 @@ def call_setup(run: Run) -> None:
     stage = TrainerFn(str(run.stage))
     for hook in (*run.hooks.late("setup"), *run.hooks.get("setup")):
         hook(stage=stage)
-    while changed(run.trainer):  # a hook has added callbacks, which take part in this call
+    # A hook has added callbacks. They take part in this call.
+    while changed(run.trainer):
         added = take_callbacks(run.trainer)
         use_callbacks(run, sorted(run.trainer.callbacks, key=order_of))
         for callback in added:

@@ -48,7 +48,8 @@ def judge(
         One dict of metrics for each loader. An empty list if a limit of 0 leaves no batch.
     """
     loaders, limits = _prepare(run, dataloaders, ckpt_path, is_new)
-    if not any(limits):  # a limit of 0 evaluates nothing
+    # A limit of 0 evaluates nothing.
+    if not any(limits):
         return []
     run.reports.forget()
     _append_to_records(run, held)
@@ -81,7 +82,8 @@ def predict(
     from footplate.training.predictions import PredictionWriter
 
     loaders, limits = _prepare(run, dataloaders, ckpt_path, is_new)
-    if not any(limits):  # a limit of 0 predicts nothing
+    # A limit of 0 predicts nothing.
+    if not any(limits):
         return []
     run.reports.forget()
     found: list[list[Any]] = [[] for _ in loaders]

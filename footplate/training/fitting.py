@@ -82,12 +82,14 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
 
     run.hooks.call("on_fit_start")
     loader, val_loaders = run.ask_for_loaders()
-    run.found_loaders = None  # new loaders may replace them
+    # New loaders may replace the loaders that were found.
+    run.found_loaders = None
     _check_loaders(run, loader, val_loaders)
     if loaded is not None:
         loaded = run.parallel.optimizer_parts(loaded, run.optimizers)
         _resume_training(run, loaded, str(found))
-    resumed, loaded = loaded is not None, None  # free the memory of its tensors
+    # Free the memory of the checkpoint's tensors.
+    resumed, loaded = loaded is not None, None
 
     # Train.
     loop = run.loop = TrainingLoop(run, loader, val_loaders)
@@ -114,11 +116,13 @@ def _train(run: Run, loop: TrainingLoop) -> None:
     while not loop.finished():
         with record("run_training_epoch"):
             loop.epoch()
-    save_before_end(run)  # before a callback sets averaged weights
+    # Save before a callback sets averaged weights.
+    save_before_end(run)
     run.step.fetch_weights(may_change=True)
     run.hooks.call("on_train_end")
     wait_for_save(run)
-    run.group.barrier()  # from now on, every rank finds the checkpoints of rank 0
+    # From now on, every rank finds the checkpoints of rank 0.
+    run.group.barrier()
 
 
 def _begin_state(run: Run) -> None:

@@ -29,7 +29,8 @@ from typing import Any
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:
+    # Windows has no fcntl.
     fcntl = None
 
 from footplate.core.errors import CheckpointError, ConfigError
@@ -63,7 +64,8 @@ def only_writer(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[Non
         try:
             yield
         finally:
-            if not _attempts():  # a later attempt may be taking over
+            # A later attempt may be taking over.
+            if not _attempts():
                 with contextlib.suppress(OSError):
                     (directory / NAME).unlink()
 
@@ -199,7 +201,8 @@ def _described(holder: dict[str, Any]) -> str:
     return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
 
 
-_held: dict[int, Path] = {}  # descriptors of locks, with their directories
+# The file descriptors of the locks that this process holds, with their directories.
+_held: dict[int, Path] = {}
 
 
 def _close_all() -> None:

@@ -90,7 +90,8 @@ def rates_ahead(run: Run, count: int) -> list[list[float]]:
 def chunks(batches: Iterator[Any], size: int) -> Iterator[Sequence[Any]]:
     """Return batches in chunks of `size`. The last chunk may be shorter."""
     if size == 1:
-        return zip(batches, strict=False)  # tuples of one, built by C code
+        # C code builds these tuples of one batch.
+        return zip(batches, strict=False)
     return iter(lambda: tuple(itertools.islice(batches, size)), ())
 
 

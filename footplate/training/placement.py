@@ -73,7 +73,8 @@ class Placement:
     def meet(self) -> bool:
         """Meet the other ranks. Return True the first time, and always False in a process without others."""
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # "cuda" in the user's code is the device of this process then
+            # From now on, "cuda" in the user's code is the device of this process.
+            torch.cuda.set_device(self.device)
         if self.world.size == 1 or self.group.is_distributed:
             return False
         self.group = join(self.world, self.accelerator.process_group_backend, self.device)
@@ -108,7 +109,8 @@ def place(config: TrainerConfig) -> Placement:
         "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
     }  # fmt: skip
     check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
-    ranks = 1 if single_controller else world.size  # number of ranks in torch's process group
+    # The number of ranks in torch's process group.
+    ranks = 1 if single_controller else world.size
     every_device = [accelerator.torch_device(index) for index in device_ids]
     parallel = make_strategy(config.strategy, ranks, every_device)
     sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)
@@ -126,7 +128,8 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
     found = accelerator.parse_devices(devices)
     if not world.launched or accelerator.single_controller:
         return found
-    if len(found) < world.local_size and len(found) == 1:  # one device for each process
+    # One device means one for each process.
+    if len(found) < world.local_size and len(found) == 1:
         found = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")
     if len(found) < world.local_size:
         raise ConfigError(

@@ -95,7 +95,8 @@ class ComputeEngine(Notices):
             connection.connect()
             self._asking.add(connection)
             try:
-                if self._closed:  # `close` ran before this connection was made
+                # `close` ran before this connection was made.
+                if self._closed:
                     raise OSError("closed")
                 connection.request("GET", f"/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"})
                 answer = connection.getresponse()
@@ -109,7 +110,8 @@ class ComputeEngine(Notices):
         """End the requests that wait for an answer."""
         self._closed = True
         for connection in tuple(self._asking):
-            with contextlib.suppress(OSError, AttributeError):  # it may be closed at this moment
+            # The socket may be closed at this moment.
+            with contextlib.suppress(OSError, AttributeError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
 

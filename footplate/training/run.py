@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Stage = Literal["fit", "validate", "test", "predict"]
-LoaderPair = tuple[Any, list[Any]]  # the training loader, and the validation loaders
+# The training loader, and the validation loaders.
+LoaderPair = tuple[Any, list[Any]]
 
 
 @dataclass(eq=False)

@@ -59,7 +59,8 @@ def write_checkpoint(
     if run.group.is_distributed:
         wait_for_save(run)
     if run.make_loaders is not None and not weights_only:
-        run.ask_for_loaders()  # the loader's position is part of the state
+        # The loader's position is part of the state.
+        run.ask_for_loaders()
     state = run.state.state_dict(weights_only)
     # The disk that all ranks of a sharded model write to.
     shared = path if run.parallel.sharded and isinstance(path, Path) else None
@@ -145,7 +146,8 @@ def save_before_end(run: Run, failing: bool = False) -> str:
 
     The first saver that saves the whole state does it.
     """
-    trainer: Any = run.trainer  # its attributes are descriptors, which pyright doesn't match with a protocol
+    # The attributes of a trainer are descriptors, which pyright doesn't match with a protocol.
+    trainer: Any = run.trainer
     for callback in run.callbacks:
         if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
             continue
@@ -165,7 +167,8 @@ def end_on_signal(run: Run) -> None:
     if run.training_in_progress:
         said = save_before_end(run)
         wait_for_save(run)
-        run.group.barrier()  # the ranks end together: a rank that ends early would count as lost
+        # The ranks end together: a rank that ends early would count as lost.
+        run.group.barrier()
         run.print(f"{run.signals.reason} after step {run.progress.global_step}: {said}")
     raise run.signals.end()
 
@@ -177,7 +180,8 @@ def save_before_failing(run: Run, error: BaseException) -> None:
     try:
         said = save_before_end(run, failing=True)
         run.writer.wait()
-    except Exception as failure:  # the user must see the first exception, not this one
+    except Exception as failure:
+        # The user must see the first exception, not this one.
         log.warning("The run could not be saved as it was when it failed: %s", failure)
     else:
         run.print(f"{type(error).__name__} after step {run.progress.global_step}: {said}")

@@ -68,7 +68,8 @@ def _steps_per_call(run: Run) -> int:
     steps = run.config.iterations_per_loop
     if steps == 1 or run.stage != "fit":
         return steps
-    reasons = run.group.gather(between_any_two(run))  # a callback on one rank counts for all ranks
+    # A callback on one rank counts for all ranks.
+    reasons = run.group.gather(between_any_two(run))
     reason = next((one for one in reasons if one is not None), None)
     if reason is None:
         return steps

@@ -72,7 +72,8 @@ class Trainer(TrainerAttributes, TrainerServices):
         )
         self.own_callbacks = choose_callbacks(config)
         self.show_callbacks(self.own_callbacks)
-        self.ckpt_path: str | Path | None = None  # the checkpoint that the last call loaded, or that the user assigned
+        # The checkpoint that the last call loaded, or that the user assigned.
+        self.ckpt_path: str | Path | None = None
         self.shown_ckpt_path: str | None = None
         self.assigned_ckpt_path: str | Path | None = None
 

@@ -44,7 +44,8 @@ class TrainerServices:
         wait_for_save(run)
         run.group.barrier()
         if not run.training_in_progress:
-            run.writer.close()  # otherwise the end of the call closes it
+            # Otherwise the end of the call closes it.
+            run.writer.close()
 
     def write_checkpoint(
         self, path: Place, weights_only: bool = False, then: Callable[[], None] = lambda: None

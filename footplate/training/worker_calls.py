@@ -136,7 +136,8 @@ def _make(call: Call) -> Outcome | None:
     from footplate.training.trainer import Trainer
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the calling process has given them already
+        # The calling process has given these warnings already.
+        warnings.simplefilter("ignore")
         trainer = Trainer(**vars(call.config))
     trainer.run.launch_id, trainer.run.job_fit = call.launch_id, call.job_fit
     trainer.own_callbacks, trainer.loggers = call.callbacks, call.loggers
@@ -196,7 +197,8 @@ def _portable(part: Any) -> dict[str, Any]:
     for name, value in vars(part).items():
         try:
             _Portable(io.BytesIO()).dump(value)
-        except Exception:  # any exception of the user's class
+        except Exception:
+            # The user's class may raise any exception.
             continue
         found[name] = value
     return found

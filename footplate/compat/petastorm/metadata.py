@@ -32,7 +32,8 @@ from footplate.core.errors import DataError
 from footplate.data.remote.location import exists, locate
 
 _KEY = b"dataset-toolkit.unischema.v1"
-_PACKAGES = ("petastorm", "av.ml.dataset_toolkit", "av.experimental.deepdrive.dataset_toolkit")  # the old names too
+# Petastorm, and the names that it had before.
+_PACKAGES = ("petastorm", "av.ml.dataset_toolkit", "av.experimental.deepdrive.dataset_toolkit")
 _RECORDS = {
     "unischema": ("Unischema", "UnischemaField"),
     "codecs": ("ScalarCodec", "NdarrayCodec", "CompressedNdarrayCodec", "CompressedImageCodec"),

@@ -104,6 +104,7 @@ def _translate(pattern: str) -> str | None:
             pieces.append(re.escape(piece.removeprefix("\\") if len(piece) > 1 else piece))
     try:
         re.compile("".join(pieces))
-    except re.error:  # a class such as [z-a]
+    except re.error:
+        # The pattern has an impossible class, such as [z-a].
         return None
     return "".join(pieces)

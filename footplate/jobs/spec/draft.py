@@ -87,7 +87,8 @@ def put(values: dict[str, Any], path: Path, value: Any) -> None:
     home = values
     for part in path[:-1]:
         inner = home.get(str(part))
-        if not isinstance(inner, dict):  # a mistake of the file's, which the flag's value replaces
+        # The file has a mistake here. The flag's value replaces it.
+        if not isinstance(inner, dict):
             inner = home[str(part)] = {}
         home = inner
     home[str(path[-1])] = value

@@ -57,7 +57,8 @@ def changes(job: Job) -> list[Change]:
     named = tier_of(spec) == "CUSTOM"
     if not named:
         found.append(Change(tier, "CUSTOM", tier))
-    for one in reversed(before):  # a new key comes right after the one it belongs to, before those that came earlier
+    # A new key comes right after the key it belongs to, before the new keys that were added there earlier.
+    for one in reversed(before):
         new, kind, own = after[one.role], (_INPUT, key_of(one.role, "Type")), (_INPUT, key_of(one.role, "Config"))
         if named and new == one.machine:
             continue
@@ -112,7 +113,8 @@ def _set(document: Document, change: Change) -> str:
         return _spliced(text, value.start_mark.index, value.end_mark.index, f"{space}{write(change.value)}")
     depth = max(length for length in range(len(path)) if length == 0 or path[:length] in there)
     home, new = there.get(path[:depth], (None, document.root))[1], path[depth:]
-    if isinstance(home, yaml.ScalarNode):  # a key without a value
+    # The key has no value.
+    if isinstance(home, yaml.ScalarNode):
         return _spliced(text, home.end_mark.index, home.end_mark.index, f" {{{_flow(new, change.value, write)}}}")
     if not isinstance(home, yaml.MappingNode):
         raise ConfigError(f"{document.name} line {document.lines.get(path[:depth], 1)}: set {change} by hand.")

@@ -22,7 +22,8 @@ from footplate.jobs.spec.problems import Path, Problem, SpecError
 from footplate.jobs.spec.reading import Reading, keys, mapping_in, plain
 from footplate.jobs.spec.scaling import Replica, replicas, tier_of
 
-DEFAULT_MAX_RUNNING_TIME = "604800s"  # seven days, as AI Platform had it
+# Seven days, as on AI Platform.
+DEFAULT_MAX_RUNNING_TIME = "604800s"
 
 
 @dataclass(frozen=True)

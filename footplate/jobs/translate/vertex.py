@@ -101,7 +101,8 @@ def _pool(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
 def _program(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
     """`pythonPackageSpec` for Google's images that install packages, otherwise `containerSpec`."""
     if replica.image_uri is None or _installs(job, replica):
-        module, args = job.command[2], list(job.command[3:])  # python -m MODULE ARGUMENTS
+        # The command is `python -m MODULE ARGUMENTS`.
+        module, args = job.command[2], list(job.command[3:])
         python = {
             "executorImageUri": replica.image_uri or _executor(job, replica),
             "packageUris": list(job.spec["packageUris"]),

@@ -127,7 +127,8 @@ class MetricLog:
         A torchmetrics object has been updated by then, and this can't be undone.
         """
         for entry in self._unfinished or ():
-            if entry.waiting:  # empty if the values were read meanwhile
+            # Nothing waits if the values were read in the meantime.
+            if entry.waiting:
                 entry.waiting.pop()
                 entry.weights.pop()
         self._unfinished = None
@@ -156,7 +157,8 @@ class MetricLog:
         latest = (entry.latest if entry.metric is None else entry.metric._forward_cache for entry in entries)
         values = to_floats(latest)
         over_ranks = any(entry.sync_dist for entry in entries)
-        if sync:  # a rank that has logged none of these names yet must gather too
+        # A rank that has logged none of these names yet must gather too.
+        if sync:
             over_ranks = bool(self._group.maximum([int(over_ranks)])[0])
         if self._group.is_distributed and over_ranks:
             values = self._over_ranks(entries, values, sync)

@@ -30,7 +30,8 @@ def would_deadlock(metric: Any, items: list[dict[str, int]], ranks: int) -> bool
     items = [*items, *[{}] * (ranks - len(items))]
     for name in dict.fromkeys(name for one in items for name in one):
         counts = {one.get(name, 0) for one in items}
-        joined = "cat" in getattr(metric._reductions[name], "__name__", "")  # to one tensor before it is gathered
+        # A "cat" state is joined to one tensor before it is gathered.
+        joined = "cat" in getattr(metric._reductions[name], "__name__", "")
         if len(counts) > 1 and (not joined or 0 in counts):
             return True
     return False

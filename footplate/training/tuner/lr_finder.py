@@ -130,10 +130,12 @@ class RisingRate(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._batches += 1
         if self._batches >= self._finder.num_training * trainer.accumulate_grad_batches:
-            trainer.should_stop = True  # skipped steps don't count, so `max_steps` may never be reached
+            # Skipped steps don't count, so `max_steps` may never be reached.
+            trainer.should_stop = True
         step = trainer.global_step
         if step == len(self.rates):
-            return  # inside an accumulation window
+            # This batch is inside an accumulation window.
+            return
         self.rates.append(self._finder.rate(step - 1))
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is None:

@@ -48,9 +48,11 @@ def trial(
         held.callback(shutil.rmtree, directory, ignore_errors=True)
         held.enter_context(_as_before(model, datamodule, loaders))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the user's trainer has given them already
+            # The user's trainer has given these warnings already.
+            warnings.simplefilter("ignore")
             trainer_copy = Trainer(**vars(config))
-        trainer_copy.run.launch_id = "search"  # so that a job doesn't count this fit
+        # A launch id of its own keeps a job from counting this fit.
+        trainer_copy.run.launch_id = "search"
         yield trainer_copy, _copied(model), _apart(loaders)
 
 
@@ -96,7 +98,8 @@ def _copied(model: Any) -> Any:
     """
     try:
         copied = copy.deepcopy(model)
-    except Exception as error:  # any exception of the user's code
+    except Exception as error:
+        # The user's code may raise any exception.
         raise ConfigError(
             f"{type(model).__name__} can't be copied ({error}), so that a search can't leave it as it is. A tensor that "
             "depends on others, a lock or an open file as an attribute can't be."

@@ -53,7 +53,8 @@ class Meter:
         if now < self._due:
             return
         self._due = now + max(FIRST_S, (now - self._began) * SHARE)
-        with contextlib.suppress(OSError):  # the disk may be full for a while
+        # The disk may be full for a while.
+        with contextlib.suppress(OSError):
             head = "" if self._path.exists() else f"{','.join(self._columns())}\n"
             row = ",".join(self._row(pids, now - self._sampled))
             with self._path.open("a") as file:

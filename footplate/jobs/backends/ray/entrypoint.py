@@ -74,7 +74,8 @@ class Replica:
     answer: int = 0
     heard: float = 0.0
     last: bytes = b""
-    rest: bytes = b""  # an unfinished line
+    # The beginning of a line whose end hasn't arrived.
+    rest: bytes = b""
     rest_since: float = 0.0
     lost: Lost | None = None
     over: bool = False
@@ -141,7 +142,8 @@ class EntryPoint:
             self._say_alive()
             nodes = self._nodes()
             now = resources.bundles(self._needs, nodes)
-            if now != asked:  # nodes were added or lost
+            # Nodes were added or lost.
+            if now != asked:
                 remove_placement_group(group)
                 asked, group = now, placement_group(now, strategy="PACK")
         self._place_actors(group, asked)
@@ -156,7 +158,8 @@ class EntryPoint:
                 num_gpus=bundle.get("GPU", 0),
                 resources={name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
-                max_concurrency=5,  # run, clean, send_signal, and poll, also a repeated one
+                # Five calls at once: run, clean, send_signal, poll, and a repeated poll.
+                max_concurrency=5,
                 max_restarts=0,
             )
             self._replicas.append(Replica(replica.role, replica.index, actor.remote()))

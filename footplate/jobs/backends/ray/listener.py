@@ -101,7 +101,8 @@ class Listener:
     def close(self) -> None:
         """Stop listening. The job goes on."""
         self._closed.set()
-        self._thread.join(1.0)  # it may be waiting for the network
+        # The thread may be waiting for the network.
+        self._thread.join(1.0)
 
     def _run(self) -> None:
         pause_s = 1.0
@@ -112,7 +113,8 @@ class Listener:
             except Refused as error:
                 self._say(NotTaken(f"Ray refuses it: {error}"))
                 return
-            except FootplateError as error:  # the job can't be sent
+            except FootplateError as error:
+                # The job can't be sent.
                 self._say(NotTaken(str(error)))
                 return
             except Exception as error:

@@ -32,7 +32,8 @@ from footplate.launch.process_lifetime import die_with, kill_group
 if TYPE_CHECKING:
     from footplate.jobs.home import Home
 
-PIECE = 1 << 15  # bytes
+# Number of bytes that are read at once.
+PIECE = 1 << 15
 ANSWER_S = 1.0
 # Messages that wait to be fetched.
 _HELD = 16
@@ -172,7 +173,8 @@ class ReplicaActor:
         finally:
             os.close(theirs)
         self._said.put(Message("began"))
-        if self._told is not None:  # the signal came meanwhile
+        # The signal came while the program was being started.
+        if self._told is not None:
             self.send_signal(self._told)
         os.set_blocking(ours, False)
         with os.fdopen(ours, "rb", buffering=0) as pipe, selectors.DefaultSelector() as selector:
@@ -247,6 +249,8 @@ def _directory(task: ReplicaTask, home: Home) -> Iterator[Path]:
     try:
         yield place
     finally:
-        with contextlib.suppress(OSError):  # the program may have deleted it
-            os.utime(place)  # the time of its last use
+        # The program may have deleted its directory.
+        with contextlib.suppress(OSError):
+            # The modification time is the time of its last use.
+            os.utime(place)
         hold.release()

@@ -56,7 +56,8 @@ def endpoint(service: Service, region: str, environ: Mapping[str, str] = os.envi
     Raises:
         ConfigError: the environment names a host that must not get a token, or the region is wrong.
     """
-    if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", region):  # it becomes part of the host's name
+    # The region becomes part of the host's name.
+    if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", region):
         raise ConfigError(f"region {region!r}: expected one such as us-central1.")
     variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
     given = environ.get(variable)
@@ -140,7 +141,8 @@ class Client:
     def _session_for(self, url: str) -> Any:
         if urlsplit(url).hostname in LOOPBACK:
             session = self._requests.Session()
-            session.trust_env = False  # neither a proxy nor ~/.netrc
+            # Use neither a proxy nor ~/.netrc.
+            session.trust_env = False
             return session
         if self._session is None:
             self._session = _authorized()

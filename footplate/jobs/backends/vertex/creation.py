@@ -83,7 +83,8 @@ class CustomJobCreation:
         self._record_file.change(asked=time.time())
         try:
             made = self._client.ask("aiplatform", "POST", self._parent, body)
-        except Refused:  # no CustomJob was created
+        except Refused:
+            # Vertex AI has created no CustomJob.
             self._record_file.change(asked=None)
             raise
         self._keep(made)

@@ -24,8 +24,10 @@ from footplate.jobs.backends.vertex.timestamps import SECOND, to_text, to_time
 from footplate.jobs.supervision.logfiles import Writer, size
 
 WINDOW_S = 60
-PAGE = 1000  # entries; the largest page that Cloud Logging returns
-PAGES = 20  # most pages for a call; the next call gets the rest
+# Entries of a page. This is the largest page that Cloud Logging returns.
+PAGE = 1000
+# Most pages that a call reads. The next call gets the rest.
+PAGES = 20
 
 
 class Output:
@@ -152,5 +154,6 @@ def text_of(entry: dict[str, Any]) -> str:
         text = payload.get("message")
         if not isinstance(text, str):
             text = json.dumps(payload, sort_keys=True)
-    whole = str(text or "").encode("utf-8", "replace").decode()  # JSON may contain half of a surrogate pair
+    # JSON may contain half of a surrogate pair.
+    whole = str(text or "").encode("utf-8", "replace").decode()
     return whole.rstrip("\n") + "\n"

@@ -36,7 +36,8 @@ ROLES = ("master", "worker", "parameter_server", "evaluator")
 _EXIT = re.compile(r"replica (workerpool[0-3]-\d+)\b.*?exited with a non-zero status of (-?\d+)", re.DOTALL)
 _NO_MEMORY = re.compile(r"out[ -]of[ -]memory", re.IGNORECASE)
 _LOST = re.compile(r"internal error|resources are insufficient|stockout|preempt|maintenance", re.IGNORECASE)
-_PASSING = {8, 10, 13, 14}  # exhausted, aborted, internal, unavailable
+# The codes of gRPC for: exhausted, aborted, internal, unavailable.
+_PASSING = {8, 10, 13, 14}
 _SIGNALS = {6, 9, 11, 15}
 # A job may seem to end this much before its time-out.
 _CLOCK_S = 1.0

@@ -27,7 +27,8 @@ class Logs:
 
     def __init__(self, counters: Counters, module: Any) -> None:
         self.counters = counters
-        self._parameters = tuple(inspect.signature(module.log).parameters)[2:]  # after the name and the value
+        # The parameters of `log`, without the name and the value.
+        self._parameters = tuple(inspect.signature(module.log).parameters)[2:]
         self.values: dict[str, Tensor] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.reads = Reads()

@@ -31,7 +31,8 @@ class Draws:
 
     def __init__(self, made: Callable[[], int]) -> None:
         self._made = made
-        self._moves: list[tuple[int, int]] = []  # (nodes when the state was set, nodes when that state was taken)
+        # Pairs: the number of nodes when the state was set, and the number when that state was taken.
+        self._moves: list[tuple[int, int]] = []
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -55,7 +56,8 @@ class Draws:
     def number(self, graph: Graph) -> None:
         """Give every random operation its number."""
         moves, count = list(self._moves), 0
-        before: list[int] = []  # before[n]: how many draws there were when the graph had n nodes
+        # before[n]: the number of draws when the graph had n nodes.
+        before: list[int] = []
         for place, node in enumerate(graph.nodes):
             while moves and moves[0][0] <= place:
                 count = (*before, count)[moves.pop(0)[1]]

@@ -194,7 +194,8 @@ class Installed:
         found: list[Tensor] = []
         for path, before in self._state.items():
             if path[0] == "params":
-                found.append(before)  # parameters are changed in place
+                # The optimizer changes parameters in place, so the slots keep the tensors from before.
+                found.append(before)
             elif path[0] == "buffers":
                 if path[1] not in buffers:
                     raise CaptureError(

@@ -112,7 +112,8 @@ def _functional(tensor: Tensor, learns: bool) -> Tensor:
     traced = FunctionalTensor.to_functional(tensor)
     if learns:
         traced.requires_grad_(True)
-        traced._is_param = True  # isinstance(tensor, nn.Parameter) holds
+        # With this attribute, isinstance(tensor, nn.Parameter) holds.
+        traced._is_param = True
     return traced
 
 

@@ -154,7 +154,8 @@ def _tapped(image: Any, kernel: Any, widths: Widths, stride: Sizes, dilation: Si
     """Convolve each channel of an image with its own kernel: the sum, over the taps, of shifted pixels times weight."""
     padded, kernel = wide(_padded(image, widths)), wide(kernel)
     room = zip(padded.shape[2:], kernel.shape[2:], dilation, strict=True)
-    last = [size - d * (k - 1) - 1 for size, k, d in room]  # the last position of the first tap
+    # The last position of the first tap.
+    last = [size - d * (k - 1) - 1 for size, k, d in room]
     total: Any = None
     for tap in np.ndindex(*kernel.shape[2:]):
         first = [at * d for at, d in zip(tap, dilation, strict=True)]

@@ -54,7 +54,8 @@ class BatchPlacement:
     def __init__(self, spec: StepSpec, programs: ProgramCache) -> None:
         self._spec, self._programs = spec, programs
         self._wide = spec.precision.name == "64-true"
-        self._ahead: dict[str, dict[int, Placed]] = {}  # placed batches, by stage and by the batch's identity
+        # Placed batches, by stage and by the identity of the batch.
+        self._ahead: dict[str, dict[int, Placed]] = {}
 
     def mover(self, stage: str) -> Callable[[Any], Any] | None:
         """See `Step.mover`."""

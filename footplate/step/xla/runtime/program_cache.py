@@ -101,13 +101,18 @@ class ProgramCache:
         self.made: list[Compilation] = []
         self._found: dict[
             tuple[str, Form, bool, int | None], list[Program]
-        ] = {}  # one program for each path through the step
-        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)  # numbers that are inputs, by stage
+            # One program for each path through the step.
+        ] = {}
+        # The attributes whose numbers are inputs of the program, by stage.
+        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)
         self._never_fed: set[Attribute] = set()
-        self._indexed: dict[str, bool] = {}  # by stage: True if its step takes the loader's index
-        self._warned: set[str] = set()  # lines of the user's code that multiply integers and were logged
+        # True if the stage's step takes the loader's index, by stage.
+        self._indexed: dict[str, bool] = {}
+        # Lines of the user's code that multiply integers and were logged already.
+        self._warned: set[str] = set()
         self._changes = 0
-        self._reason = ""  # reason for making the next program
+        # The reason for making the next program.
+        self._reason = ""
         self._made_from = self._things()
 
     @property
@@ -198,7 +203,8 @@ class ProgramCache:
         if fed:
             try:
                 return make(tuple(sorted(fed)))
-            except Exception:  # the user's code may raise anything when it is given no plain number
+            except Exception:
+                # The user's code may raise anything if it gets no plain number.
                 self._never_fed |= self._fed.pop(stage)
         return make(())
 

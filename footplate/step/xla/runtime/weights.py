@@ -57,15 +57,19 @@ class Weights:
     def __init__(self, spec: StepSpec, mesh: Mesh, here: Mesh) -> None:
         self._spec, self._mesh, self._here = spec, mesh, here
         self._optimizers = trained_by(spec)
-        self._apart = spec.sharded and mesh.size > here.size  # no process has the whole state
+        # True if no process has the whole state.
+        self._apart = spec.sharded and mesh.size > here.size
         self.summed = 0
         self.weight: torch.Tensor | None = None
         self.alone = False
         self._like = self._host_state()
         self._state: Arrays | None = None
-        self._state_here: Arrays | None = None  # the state on the devices of this process, for evaluations
-        self._ahead = False  # the devices' weights are newer than the module's
-        self._lost = False  # a step has failed after it had reused the state's memory
+        # The state on the devices of this process, for evaluations.
+        self._state_here: Arrays | None = None
+        # True if the devices' weights are newer than the module's.
+        self._ahead = False
+        # True if a step has failed after it had reused the state's memory.
+        self._lost = False
 
     def put(self) -> Arrays:
         """Return the state on the devices. Copy it there if it isn't there yet.

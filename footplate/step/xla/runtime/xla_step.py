@@ -90,7 +90,8 @@ class XLAStep(Step):
         self._constants = constants_reader(self._optimizers)
         self._settings = self._constants()
         self._shows_loss = bool(spec.hooks.weight_readers("on_train_batch_end"))
-        self._last: Any = None  # the loss of the newest step
+        # The loss of the newest step.
+        self._last: Any = None
         self._exchange = BatchExchange(spec)
         self._weights.begin_alike()
 
