@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 SEEN_WITHIN_S = 5.0
 
 
-def check_alike(group: Group, meant: Mapping[str, Any], hint: str, error: type[Exception] = ConfigError) -> None:
+def check_alike(group: Group, settings: Mapping[str, Any], hint: str, error: type[Exception] = ConfigError) -> None:
     """Raise if two ranks disagree. All ranks call it.
 
     Args:
         group: the ranks.
-        meant: plain values by name, in the words of the error.
+        settings: plain values by name, in the words of the error.
         hint: tells the user what to do.
         error: the type of the error.
 
@@ -40,7 +40,7 @@ def check_alike(group: Group, meant: Mapping[str, Any], hint: str, error: type[E
     """
     if not group.is_distributed:
         return
-    everyone = group.gather((socket.gethostname(), dict(meant)))
+    everyone = group.gather((socket.gethostname(), dict(settings)))
     first_host, first = everyone[0]
     for rank, (host, other) in enumerate(everyone):
         for name in dict.fromkeys((*first, *other)):

@@ -53,11 +53,13 @@ class Home:
         Raises:
             ConfigError: the folder can't be created.
         """
-        given = os.environ.get("FOOTPLATE_HOME") or "~/.footplate"
+        folder = os.environ.get("FOOTPLATE_HOME") or "~/.footplate"
         try:
-            root = Path(given).expanduser().absolute()
+            root = Path(folder).expanduser().absolute()
         except RuntimeError:
-            raise ConfigError(f"FOOTPLATE_HOME={given}: this machine has no such user. Give a folder's path.") from None
+            raise ConfigError(
+                f"FOOTPLATE_HOME={folder}: this machine has no such user. Give a folder's path."
+            ) from None
         try:
             root.mkdir(parents=True, mode=0o700, exist_ok=True)
         except OSError as error:

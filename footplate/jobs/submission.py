@@ -144,12 +144,12 @@ def plan(submission: Submission, program_required: bool = True) -> PlannedJob:
 
     requested = draft(submission.document, submission.flags, submission.args, submission.name)
     has_program = _has_program(submission, requested)
-    found = [*problems(requested), *_program_problems(submission, requested)]
+    faults = [*problems(requested), *_program_problems(submission, requested)]
     if program_required and not has_program:
         package_input = submission.package_input
-        found.append(Problem(package_input.key, f"no program: {package_input.advice}"))
-    if found:
-        raise SpecError(found)
+        faults.append(Problem(package_input.key, f"no program: {package_input.advice}"))
+    if faults:
+        raise SpecError(faults)
 
     if submission.modernize:
         # Import YAML here: a job made of flags doesn't need it.
@@ -238,8 +238,8 @@ def _has_program(submission: Submission, requested: Draft) -> bool:
     spec = _training_input(requested)
     config = spec.get("masterConfig")
     image = isinstance(config, dict) and config.get("imageUri")
-    given = submission.package is not None or submission.package_refusal is not None
-    return bool(given or spec.get("packageUris") or image)
+    has_package = submission.package is not None or submission.package_refusal is not None
+    return bool(has_package or spec.get("packageUris") or image)
 
 
 def _program_problems(submission: Submission, requested: Draft) -> Iterator[Problem]:

@@ -129,9 +129,9 @@ def _callbacks_of(run: Run) -> list[Any]:
     watchers = [pkgutil.resolve_name(name)(run.accelerator) for name in run.accelerator.callbacks]
     callbacks = [*run.trainer.own_callbacks, *present(), *watchers]
     for callback in translate_callbacks(as_list(run.module.configure_callbacks())):
-        callbacks = [one for one in callbacks if not replaces(callback, one)] + [callback]
+        callbacks = [existing for existing in callbacks if not replaces(callback, existing)] + [callback]
     if run.world.rank != 0:
-        callbacks = [one for one in callbacks if not isinstance(one, (ProgressBar, ModelSummary))]
+        callbacks = [existing for existing in callbacks if not isinstance(existing, (ProgressBar, ModelSummary))]
     return sorted(without_searches(callbacks), key=order_of)
 
 

@@ -160,12 +160,12 @@ def _is_current(file: int, directory: Path) -> bool:
 
 def _attempts() -> dict[str, int]:
     """Return the launch and the job of this process, with the number of the attempt."""
-    found = {}
+    attempts = {}
     for kind, attempt in (("LAUNCH", "ATTEMPT"), ("JOB_ID", "JOB_ATTEMPT")):
         name = os.environ.get(f"FOOTPLATE_{kind}")
         if name:
-            found[f"{kind} {name}"] = int(os.environ.get(f"FOOTPLATE_{attempt}") or 0)
-    return found
+            attempts[f"{kind} {name}"] = int(os.environ.get(f"FOOTPLATE_{attempt}") or 0)
+    return attempts
 
 
 def _follows(holder: dict[str, Any]) -> bool:

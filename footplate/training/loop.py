@@ -186,7 +186,7 @@ class TrainingLoop:
             reports.send(step, progress.epoch)
         if not self._checked:
             self._checked = True
-            names = {name for found in run.group.gather(list(run.metrics.names())) for name in found}
+            names = {name for rank_names in run.group.gather(list(run.metrics.names())) for name in rank_names}
             run.group.ask_first(lambda: check_monitors(run, names, self._known, self.val_loaders))
         if not ends_chunk:
             return

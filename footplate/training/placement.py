@@ -125,18 +125,18 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
     Raises:
         ConfigError: fewer devices than processes.
     """
-    found = accelerator.parse_devices(devices)
+    indices = accelerator.parse_devices(devices)
     if not world.launched or accelerator.single_controller:
-        return found
+        return indices
     # One device means one for each process.
-    if len(found) < world.local_size and len(found) == 1:
-        found = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")
-    if len(found) < world.local_size:
+    if len(indices) < world.local_size and len(indices) == 1:
+        indices = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")
+    if len(indices) < world.local_size:
         raise ConfigError(
-            f"devices={devices!r}: {len(found)} device(s) of {accelerator.name} for the {world.local_size} processes of "
+            f"devices={devices!r}: {len(indices)} device(s) of {accelerator.name} for the {world.local_size} processes of "
             "this node (LOCAL_WORLD_SIZE). Start one process for each device."
         )
-    return found
+    return indices
 
 
 def choose_precision(precision: str, accelerator: Accelerator) -> Precision:

@@ -165,11 +165,11 @@ def end_on_signal(run: Run) -> None:
         KeyboardInterrupt: after SIGINT.
     """
     if run.training_in_progress:
-        said = save_before_end(run)
+        message = save_before_end(run)
         wait_for_save(run)
         # The ranks end together: a rank that ends early would count as lost.
         run.group.barrier()
-        run.print(f"{run.signals.reason} after step {run.progress.global_step}: {said}")
+        run.print(f"{run.signals.reason} after step {run.progress.global_step}: {message}")
     raise run.signals.end()
 
 
@@ -178,10 +178,10 @@ def save_before_failing(run: Run, error: BaseException) -> None:
     run.failed_in_step = crash_phase(run) != "between steps"
     run.training_metrics.take_back()
     try:
-        said = save_before_end(run, failing=True)
+        message = save_before_end(run, failing=True)
         run.writer.wait()
     except Exception as failure:
         # The user must see the first exception, not this one.
         log.warning("The run could not be saved as it was when it failed: %s", failure)
     else:
-        run.print(f"{type(error).__name__} after step {run.progress.global_step}: {said}")
+        run.print(f"{type(error).__name__} after step {run.progress.global_step}: {message}")

@@ -60,7 +60,7 @@ def build_step(run: Run) -> None:
     profile = recorder(run.profiler)
     if profile is not None:
         profile_step(run, profile)
-    run.step_optimizers = [StepOptimizer(one, run.step.optimizer_step) for one in run.optimizers]
+    run.step_optimizers = [StepOptimizer(optimizer, run.step.optimizer_step) for optimizer in run.optimizers]
 
 
 def _steps_per_call(run: Run) -> int:
@@ -70,7 +70,7 @@ def _steps_per_call(run: Run) -> int:
         return steps
     # A callback on one rank counts for all ranks.
     reasons = run.group.gather(between_any_two(run))
-    reason = next((one for one in reasons if one is not None), None)
+    reason = next((answer for answer in reasons if answer is not None), None)
     if reason is None:
         return steps
     log.warning("iterations_per_loop=%d: one step at a time, since %s.", steps, reason)

@@ -128,15 +128,15 @@ class TrainerAccess:
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the optimizer, or the list of them, for manual optimisation. Each `.step()` counts as a global step."""
-        found = self.trainer.step_optimizers if use_pl_optimizer else self.trainer.optimizers
-        return found[0] if len(found) == 1 else found
+        optimizers = self.trainer.step_optimizers if use_pl_optimizer else self.trainer.optimizers
+        return optimizers[0] if len(optimizers) == 1 else optimizers
 
     def lr_schedulers(self) -> Any:
         """Return the learning-rate scheduler, the list of them, or None."""
-        found = [config.scheduler for config in self.trainer.lr_scheduler_configs]
-        if not found:
+        schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
+        if not schedulers:
             return None
-        return found[0] if len(found) == 1 else found
+        return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Call `loss.backward()` with the precision's scaling, for manual optimisation."""

@@ -57,8 +57,8 @@ class LocalStore(Store):
     def find(self, directory: Path, deep: bool = True) -> list[Path]:
         if not directory.is_dir():
             return []
-        found = directory.rglob(f"*{SUFFIX}") if deep else directory.glob(f"*{SUFFIX}")
-        return sorted(path for path in found if not path.is_symlink() and not _is_replaced(path))
+        matches = directory.rglob(f"*{SUFFIX}") if deep else directory.glob(f"*{SUFFIX}")
+        return sorted(path for path in matches if not path.is_symlink() and not _is_replaced(path))
 
     def resolve(self, path: Path) -> Path:
         target = path.resolve() if path.is_symlink() else path

@@ -193,10 +193,10 @@ class ObjectStore(Store):
     def _remove(self, file: RemotePath) -> None:
         self._try_delete(f"{file} can't be deleted", lambda: self._files.delete_file(_key(file)))
 
-    def _try_delete(self, what: str, request: Callable[[], None]) -> None:
+    def _try_delete(self, problem: str, request: Callable[[], None]) -> None:
         """Delete something if it exists. A failure is logged, and a later `sweep` tries again."""
         try:
-            self._ask(what, request)
+            self._ask(problem, request)
         except CheckpointError as error:
             if not isinstance(error.__cause__, FileNotFoundError) and "No such directory" not in str(error):
                 log.warning("%s", error)
@@ -211,7 +211,7 @@ class ObjectStore(Store):
         start = len(_key(directory)) + 1
         return [info.path[start:] for info in infos if info.type == pafs.FileType.File]
 
-    def _ask(self, what: str, request: Callable[[], T]) -> T:
+    def _ask(self, problem: str, request: Callable[[], T]) -> T:
         """Make a request, and retry it while the service fails.
 
         Raises:
@@ -223,8 +223,8 @@ class ObjectStore(Store):
             except (OSError, pa.ArrowException) as error:
                 final = isinstance(error, (FileNotFoundError, PermissionError)) or _FINAL.search(str(error))
                 if final or delay_s is None:
-                    raise CheckpointError(f"{what}: {_first_line(error)}.") from error
-                log.info("%s: %s. Retrying in %g s.", what, _first_line(error), delay_s)
+                    raise CheckpointError(f"{problem}: {_first_line(error)}.") from error
+                log.info("%s: %s. Retrying in %g s.", problem, _first_line(error), delay_s)
                 time.sleep(delay_s)
         raise AssertionError
 

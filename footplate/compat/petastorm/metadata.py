@@ -48,12 +48,12 @@ def read_unischema(url: Any) -> Unischema | None:
     Raises:
         DataError: the schema can't be read, or names something that isn't part of a Unischema.
     """
-    place = locate(url)
-    path = f"{place.path.rstrip('/')}/_common_metadata"
-    if exists(place, path) != pafs.FileType.File:
+    location = locate(url)
+    path = f"{location.path.rstrip('/')}/_common_metadata"
+    if exists(location, path) != pafs.FileType.File:
         return None
     try:
-        with place.filesystem.open_input_file(path) as file:
+        with location.filesystem.open_input_file(path) as file:
             metadata = pq.read_schema(file).metadata or {}
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}: not a Parquet file of metadata ({error}).") from error

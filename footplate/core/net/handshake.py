@@ -202,8 +202,8 @@ def _proof(
     return hmac.new(token, text.encode(), "sha256").hexdigest()
 
 
-def _equal(expected: str, given: Any) -> bool:
-    return hmac.compare_digest(expected.encode(), str(given).encode(errors="replace"))
+def _equal(expected: str, actual: Any) -> bool:
+    return hmac.compare_digest(expected.encode(), str(actual).encode(errors="replace"))
 
 
 def _as_message(message: Any) -> dict[str, Any]:

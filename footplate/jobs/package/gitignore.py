@@ -41,8 +41,8 @@ def read(directory: Path) -> list[Rules]:
         text = (directory / NAME).read_text("utf-8", errors="surrogateescape")
     except OSError:
         return []
-    found = [rule for line in text.split("\n") if (rule := _rule(line))]
-    return [Rules(directory, tuple(reversed(found)))]
+    rules = [rule for line in text.split("\n") if (rule := _rule(line))]
+    return [Rules(directory, tuple(reversed(rules)))]
 
 
 def above(directory: Path) -> list[Rules]:

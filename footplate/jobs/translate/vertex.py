@@ -76,13 +76,13 @@ def translate(job: ResolvedJob) -> Translation:
     body = {
         "displayName": job.name or UNNAMED,
         "labels": job.labels or None,
-        "jobSpec": _given(asked),
+        "jobSpec": _without_none(asked),
         "encryptionSpec": {"kmsKeyName": key} if key else None,
     }
-    return Translation(_given(body), "json", tuple(_notes(job)))
+    return Translation(_without_none(body), "json", tuple(_notes(job)))
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -109,7 +109,7 @@ def _program(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
             "pythonModule": module,
             "args": args or None,
         }
-        return {"pythonPackageSpec": _given(python)}
+        return {"pythonPackageSpec": _without_none(python)}
     own, args = replica.container_command, replica.container_args
     words = own or args
     container = {
@@ -117,16 +117,16 @@ def _program(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
         "command": list(own if words else job.command[:3]) or None,
         "args": list(args if words else job.command[3:]) or None,
     }
-    return {"containerSpec": _given(container)}
+    return {"containerSpec": _without_none(container)}
 
 
 def _executor(job: ResolvedJob, replica: Replica) -> str:
     """Google's image that installs packages: for the runtime version, for CPU or GPU, from the region's continent."""
     continent = (job.region or "us").partition("-")[0]
-    place = continent if continent in ("us", "europe", "asia") else "us"
+    location = continent if continent in ("us", "europe", "asia") else "us"
     kind = "gpu" if accelerator(replica) else "cpu"
     framework, version = ("tf", IMAGES[_version(job)]) if _version(job) else ("pytorch", NEWEST)
-    return f"{place}-docker.pkg.dev/vertex-ai/training/{framework}-{kind}.{version}:latest"
+    return f"{location}-docker.pkg.dev/vertex-ai/training/{framework}-{kind}.{version}:latest"
 
 
 def _installs(job: ResolvedJob, replica: Replica) -> bool:

@@ -125,8 +125,8 @@ def expected_executors(master: str, instances: str | None) -> int | None:
     """
     if re.match(r"local($|\[)", master):
         return 0
-    if found := re.match(r"local-cluster\[\s*(\d+)", master):
-        return int(found[1])
+    if match := re.match(r"local-cluster\[\s*(\d+)", master):
+        return int(match[1])
     return int(instances) if instances else None
 
 

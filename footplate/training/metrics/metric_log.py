@@ -176,15 +176,15 @@ class MetricLog:
         mine = {entry.name: self._summary(entry) for entry in self._entries.values() if entry.on_epoch}
         everyone = self._group.gather(mine)
         for name in dict.fromkeys(name for summaries in everyone for name in summaries):
-            found = [summaries[name] for summaries in everyone if name in summaries]
-            entry = self._entries.get(name) or found[0].entry()
-            entry.loaders = set().union(*(summary.loaders for summary in found))
-            if sum(summary.updates for summary in found) == 0:
+            of_ranks = [summaries[name] for summaries in everyone if name in summaries]
+            entry = self._entries.get(name) or of_ranks[0].entry()
+            entry.loaders = set().union(*(summary.loaders for summary in of_ranks))
+            if sum(summary.updates for summary in of_ranks) == 0:
                 continue
-            if found[0].is_metric:
-                value = self._compute(entry, found)
+            if of_ranks[0].is_metric:
+                value = self._compute(entry, of_ranks)
             else:
-                value = reduced(entry.reduce_fx, merge(entry.reduce_fx, [summary.part for summary in found]))
+                value = reduced(entry.reduce_fx, merge(entry.reduce_fx, [summary.part for summary in of_ranks]))
             entry.reset()
             # From now on, the plain name gives the epoch's value.
             entry.latest = None
@@ -274,18 +274,18 @@ class MetricLog:
             list_lengths(entry.metric), entry.loaders,
         )  # fmt: skip
 
-    def _compute(self, entry: Entry, found: list[Summary]) -> float | None:
+    def _compute(self, entry: Entry, of_ranks: list[Summary]) -> float | None:
         """Return the value of a torchmetrics object. It gathers its own states, so all ranks call this or none."""
         metric: Any = entry.metric
-        if metric is None and found[0].path:
+        if metric is None and of_ranks[0].path:
             # This rank had no batch in which to log the metric.
-            metric = entry.metric = self._module.get_submodule(found[0].path)
+            metric = entry.metric = self._module.get_submodule(of_ranks[0].path)
             self._of_other_ranks.append(metric)
         if metric is None:
             return None
-        alone = len(found) < self._group.world.size and not found[0].path
+        alone = len(of_ranks) < self._group.world.size and not of_ranks[0].path
         own, synced = {name: getattr(metric, name) for name in metric._defaults}, metric._to_sync
-        if not alone and would_deadlock(metric, [summary.items for summary in found], self._group.world.size):
+        if not alone and would_deadlock(metric, [summary.items for summary in of_ranks], self._group.world.size):
             states = self._group.gather({name: to_device(value, CPU) for name, value in own.items()})
             for name, value in gathered(states, metric._reductions).items():
                 setattr(metric, name, to_device(value, metric.device))
@@ -309,8 +309,8 @@ class MetricLog:
             for entry in entries:
                 if entry.sync_dist:
                     kind = reduction_name(entry.reduce_fx) or "mean"
-                    found = [Part(ranks[entry.name], 1.0) for ranks in everyone if entry.name in ranks]
-                    entry.synced = reduced(kind, merge(kind, found))
+                    parts = [Part(ranks[entry.name], 1.0) for ranks in everyone if entry.name in ranks]
+                    entry.synced = reduced(kind, merge(kind, parts))
         pairs = zip(entries, values, strict=True)
         return [value if entry.synced is None else entry.synced for entry, value in pairs]
 

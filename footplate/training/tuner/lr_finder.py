@@ -112,7 +112,9 @@ class RisingRate(Callback):
                 "optimisation."
             )
         own = {id(parameter) for parameter in pl_module.parameters()}
-        if any(id(one) not in own for group in trainer.optimizers[0].param_groups for one in group["params"]):
+        if any(
+            id(parameter) not in own for group in trainer.optimizers[0].param_groups for parameter in group["params"]
+        ):
             raise ConfigError(
                 "lr_find(): configure_optimizers() gives an optimizer of parameters that aren't those of self, so that the "
                 "search would change the model. Use self.parameters() there."

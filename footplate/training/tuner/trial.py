@@ -127,14 +127,14 @@ def _apart(loaders: Any) -> Any:
 
 def _samplers(loaders: Any) -> list[Any]:
     """Return the samplers and generators of torch DataLoaders, which an epoch changes."""
-    found: list[Any] = []
+    samplers: list[Any] = []
     for loader in leaves_of(loaders) if holds_loaders(loaders) else [loaders]:
         batch_sampler = getattr(loader, "batch_sampler", None)
         for owner in (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
             generator = getattr(owner, "generator", None)
-            found += [] if owner is None or owner is loader else [owner]
-            found += [generator] if isinstance(generator, torch.Generator) else []
-    return found
+            samplers += [] if owner is None or owner is loader else [owner]
+            samplers += [generator] if isinstance(generator, torch.Generator) else []
+    return samplers
 
 
 def _state_of(sampler: Any) -> Callable[[], Any]:

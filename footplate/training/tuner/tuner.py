@@ -84,7 +84,9 @@ class Tuner:
             log.warning("fast_dev_run: the search for a learning rate is skipped.")
             return None
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
-        name = attr_name or next((one for one in ("lr", "learning_rate") if holders(model, datamodule, one)), "")
+        name = attr_name or next(
+            (candidate for candidate in ("lr", "learning_rate") if holders(model, datamodule, candidate)), ""
+        )
         if update_attr and not (name and holders(model, datamodule, name)):
             raise ConfigError(
                 f"lr_find(): {type(model).__name__} has no {attr_name or 'lr or learning_rate'}, neither as an attribute "
@@ -159,9 +161,9 @@ class Tuner:
             return None
         if self._trainer.ranks_asked > 1 or self._trainer.world.size > 1:
             raise ConfigError("scale_batch_size(): the trainer has several ranks. Search with Trainer(devices=1).")
-        given, datamodule = split_datamodule(train_dataloaders if method == "fit" else dataloaders, datamodule)
+        loaders, datamodule = split_datamodule(train_dataloaders if method == "fit" else dataloaders, datamodule)
         hook = f"{LOADERS.get(method, 'train')}_dataloader"
-        if given is not None or val_dataloaders is not None:
+        if loaders is not None or val_dataloaders is not None:
             raise ConfigError(
                 f"scale_batch_size(): loaders that are made already have their batch size. Define {hook}() in the model "
                 f"or in a data module, with self.{batch_arg_name} as the batch size."
@@ -206,12 +208,12 @@ class Tuner:
 def holders(model: Any, datamodule: Any, name: str) -> list[Any]:
     """Return the objects that have an attribute (or a key) of that name: model, data module, and their `hparams`."""
     owners = [owner for owner in (model, datamodule) if owner is not None]
-    found = [owner for owner in owners if hasattr(owner, name)]
+    owning = [owner for owner in owners if hasattr(owner, name)]
     for owner in owners:
         hparams = getattr(owner, "hparams", None)
         if hparams is not None and (name in hparams if isinstance(hparams, Mapping) else hasattr(hparams, name)):
-            found.append(hparams)
-    return found
+            owning.append(hparams)
+    return owning
 
 
 def _set(model: Any, datamodule: Any, name: str, value: Any) -> None:

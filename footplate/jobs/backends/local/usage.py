@@ -62,7 +62,7 @@ class Meter:
         self._sampled = now
 
     def _columns(self) -> list[str]:
-        gpus = [f"gpu{gpu}_{what}" for gpu in self._gpus for what in ("busy", "memory_bytes")]
+        gpus = [f"gpu{gpu}_{quantity}" for gpu in self._gpus for quantity in ("busy", "memory_bytes")]
         return ["time", "cpus", "memory_bytes", *gpus]
 
     def _row(self, pids: Sequence[int], since_s: float) -> list[str]:

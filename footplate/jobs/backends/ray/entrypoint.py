@@ -93,13 +93,13 @@ class EntryPoint:
         self._ray = ray
         self._task = task
         self._execution = Execution.from_dict(task["plan"])
-        self._needs = tuple(resources.Need(**one) for one in task["needs"])
+        self._needs = tuple(resources.Need(**need) for need in task["needs"])
         self._replicas: list[Replica] = []
         self._verdict = Verdict()
         self._kill_at = float("inf")
         self._killed = False
         self._stopping = False
-        self._said = time.monotonic()
+        self._written_at = time.monotonic()
         # True after SIGTERM.
         self.told = False
 
@@ -166,9 +166,9 @@ class EntryPoint:
 
     def _begin(self) -> None:
         """Get addresses from all nodes, and begin all processes."""
-        places = self._ray.get([replica.actor.node_and_addresses.remote(2) for replica in self._replicas])
-        addresses, rendezvous = [found[0] for _, found in places], places[0][1][1]
-        for replica, (node, _) in zip(self._replicas, places, strict=True):
+        replies = self._ray.get([replica.actor.node_and_addresses.remote(2) for replica in self._replicas])
+        addresses, rendezvous = [node_addresses[0] for _, node_addresses in replies], replies[0][1][1]
+        for replica, (node, _) in zip(self._replicas, replies, strict=True):
             replica.node = node
         attempt = self._task["attempt"]
         described = processes(cast("Any", self._execution), addresses, rendezvous, attempt - 1, self._execution.job_dir)
@@ -290,7 +290,7 @@ class EntryPoint:
 
     def _quiet(self) -> bool:
         """Return True if nothing was written for so long that a heartbeat is due."""
-        return time.monotonic() - self._said > ALIVE_S
+        return time.monotonic() - self._written_at > ALIVE_S
 
     def _event(self, name: str, **values: Any) -> None:
         self._write(event(name, at=time.time(), **values))
@@ -298,7 +298,7 @@ class EntryPoint:
     def _write(self, data: bytes) -> None:
         if not data:
             return
-        self._said = time.monotonic()
+        self._written_at = time.monotonic()
         while data:
             data = data[os.write(sys.stdout.fileno(), data) :]
 

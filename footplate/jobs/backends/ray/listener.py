@@ -188,13 +188,13 @@ class Listener:
                 if self._closed.is_set():
                     return
 
-    def _offer(self, what: Heard) -> bool:
+    def _offer(self, event: Heard) -> bool:
         try:
-            self.heard.put(what, timeout=POLL_S)
+            self.heard.put(event, timeout=POLL_S)
         except queue.Full:
             return False
         return True
 
-    def _say(self, what: Heard) -> None:
-        while not self._closed.is_set() and not self._offer(what):
+    def _say(self, event: Heard) -> None:
+        while not self._closed.is_set() and not self._offer(event):
             pass

@@ -60,14 +60,14 @@ def endpoint(service: Service, region: str, environ: Mapping[str, str] = os.envi
     if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", region):
         raise ConfigError(f"region {region!r}: expected one such as us-central1.")
     variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
-    given = environ.get(variable)
-    if not given:
+    override = environ.get(variable)
+    if not override:
         return (
             f"https://{region}-aiplatform.googleapis.com"
             if service == "aiplatform"
             else f"https://{service}.googleapis.com"
         )
-    parts = urlsplit(given)
+    parts = urlsplit(override)
     host = parts.hostname or ""
     ours = parts.scheme == "https" and (host == "googleapis.com" or host.endswith(".googleapis.com"))
     if parts.username or not (ours or (parts.scheme in ("http", "https") and host in LOOPBACK)):
@@ -75,7 +75,7 @@ def endpoint(service: Service, region: str, environ: Mapping[str, str] = os.envi
             f"{variable} names the host {host!r}: expected one of googleapis.com with https://, or one of this machine "
             "(127.0.0.1). A token is sent nowhere else."
         )
-    return given.rstrip("/")
+    return override.rstrip("/")
 
 
 class Client:

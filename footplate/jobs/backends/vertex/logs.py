@@ -142,8 +142,8 @@ class Output:
 def file_of(entry: dict[str, Any]) -> str:
     """The file of an entry."""
     task = (entry.get("resource") or {}).get("labels", {}).get("task_name", "")
-    found = replica(task)
-    return f"{found[0]}-{found[1]}.log" if found else "prepare.log"
+    identity = replica(task)
+    return f"{identity[0]}-{identity[1]}.log" if identity else "prepare.log"
 
 
 def text_of(entry: dict[str, Any]) -> str:

@@ -39,11 +39,11 @@ def _of(node: Node) -> Iterator[Product]:
         forward = _convolution(_shape(node.args[0]), _shape(node.args[2]))
         wanted: Any = node.args[-1]
         # The gradient of the input.
-    if wanted[0]:
-        yield Product(forward.rows, forward.columns, forward.inner)
-    # The gradient of the weight.
-    if wanted[1]:
-        yield Product(forward.inner, forward.rows, forward.columns)
+        if wanted[0]:
+            yield Product(forward.rows, forward.columns, forward.inner)
+        # The gradient of the weight.
+        if wanted[1]:
+            yield Product(forward.inner, forward.rows, forward.columns)
 
 
 def _product(left: Sequence[int], right: Sequence[int]) -> Product:

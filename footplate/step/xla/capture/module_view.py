@@ -59,8 +59,8 @@ class Logs:
 
 def reduction_of(options: Mapping[str, Any]) -> str:
     """The reduction of values that were logged with these arguments."""
-    given = options.get("reduce_fx", "mean")
-    return given if isinstance(given, str) else getattr(given, "__name__", "")
+    reduction = options.get("reduce_fx", "mean")
+    return reduction if isinstance(reduction, str) else getattr(reduction, "__name__", "")
 
 
 @contextmanager

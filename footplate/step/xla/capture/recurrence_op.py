@@ -172,7 +172,7 @@ def _layers(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """`torch.gru` and the like: the last layer's hidden values, and the last states of all layers."""
     first = [hidden] if isinstance(hidden, Tensor) else list(hidden)
-    widths = [one.shape[-1] for one in first]
+    widths = [state.shape[-1] for state in first]
     run = _projected if len(set(widths)) > 1 else _layer
     directions = 2 if bidirectional else 1
     each = len(parameters) // (layers * directions)
@@ -181,14 +181,14 @@ def _layers(
     for layer in range(layers):
         if layer and train and dropout:
             x = F.dropout(x, dropout)
-        found = []
+        outputs = []
         for direction in range(directions):
-            place = layer * directions + direction
-            own = parameters[place * each : (place + 1) * each]
-            values, end = run(cell, x.flip(0) if direction else x, [one[place] for one in first], own, has_biases)
-            found.append(values.flip(0) if direction else values)
+            index = layer * directions + direction
+            own = parameters[index * each : (index + 1) * each]
+            values, end = run(cell, x.flip(0) if direction else x, [state[index] for state in first], own, has_biases)
+            outputs.append(values.flip(0) if direction else values)
             ends.append(end)
-        x = torch.cat(found, -1)
+        x = torch.cat(outputs, -1)
     x = x.transpose(0, 1) if batch_first else x
     return x, *torch.stack(ends).split(widths, -1)
 
@@ -208,6 +208,6 @@ def _projected(
     cell: str, x: Tensor, first: list[Tensor], parameters: Sequence[Tensor], has_biases: bool
 ) -> tuple[Tensor, Tensor]:
     """`_layer` for an LSTM with projections."""
-    before = [one[None] for one in first]
+    before = [state[None] for state in first]
     values, *ends = torch.lstm(x, before, list(parameters), has_biases, 1, 0.0, False, False, False)
     return values, torch.cat(ends, -1)[0]

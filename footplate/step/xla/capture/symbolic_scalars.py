@@ -64,16 +64,16 @@ class Decision:
         ask: asks the question again.
         answer: the answer that the graph is made for.
         text: the subject of the question: a number, or an attribute of the trainer.
-        place: the line that asked.
+        where: the line that asked.
     """
 
     ask: Callable[[Present], Any]
     answer: Any
     text: str
-    place: str
+    where: str
 
     def __str__(self) -> str:
-        return f"{self.place} ({self.text} was {self.answer!r})"
+        return f"{self.where} ({self.text} was {self.answer!r})"
 
     def holds(self, present: Present) -> bool:
         """Return True if the answer is still the same."""
@@ -95,7 +95,7 @@ class Counted:
 
     def broken(self, present: Present) -> Decision | None:
         """The first decision whose answer has changed."""
-        return next((one for one in self.decisions if not one.holds(present)), None)
+        return next((decision for decision in self.decisions if not decision.holds(present)), None)
 
     def values(self, present: Present) -> list[float]:
         """The current values of the inputs."""
@@ -136,7 +136,7 @@ class Counters:
 
     def attributes(self, fed: Iterable[Attribute]) -> dict[Attribute, Number]:
         """The `Number`s for fed attributes of the module and its submodules."""
-        return {one: self._attribute(*one) for one in fed}
+        return {attribute: self._attribute(*attribute) for attribute in fed}
 
     def _attribute(self, owner: str, name: str) -> Number:
         def read(present: Present) -> Any:

@@ -65,7 +65,7 @@ def named_groups(module: nn.Module, optimizers: Optimizers) -> Iterator[tuple[st
     for optimizer in as_list(optimizers):
         kind = type(optimizer).__name__
         if type(optimizer).__module__.startswith("torch.") and not isinstance(optimizer, CAPTURED):
-            known = ", ".join(one.__name__ for one in CAPTURED)
+            known = ", ".join(supported.__name__ for supported in CAPTURED)
             raise CaptureError(f"{kind} can't be captured yet: of torch's, there are {known}.")
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
@@ -124,14 +124,14 @@ def not_begun(optimizer: Optimizer, group: Mapping[str, Any], memory: Tensor) ->
 
 def rates_of(optimizers: Optimizers) -> list[float]:
     """The numbers that each step is given: the learning rate of each group, and the momentum that a schedule moves."""
-    found = []
+    rates = []
     for optimizer in as_list(optimizers):
         for group in optimizer.param_groups:
-            found.append(float(group["lr"]))
+            rates.append(float(group["lr"]))
             name = _cycled(group)
             if name is not None:
-                found.append(float(group[name][0] if name == "betas" else group[name]))
-    return found
+                rates.append(float(group[name][0] if name == "betas" else group[name]))
+    return rates
 
 
 def prepare(group: dict[str, Any], rates: Iterator[Tensor]) -> None:
@@ -169,14 +169,16 @@ def constants_reader(optimizers: Optimizers) -> Callable[[], list[Any]]:
     """A function that reads the values of `settings` quickly, in a fixed order, to ask in each step whether any
     changed.
     """
-    found = [
+    watched = [
         (group, [name for name, _ in _constants(group) if name in group], _cycled(group))
         for optimizer in as_list(optimizers)
         for group in optimizer.param_groups
     ]
 
     def read() -> list[Any]:
-        return [group[name][1:] if name == cycled else group[name] for group, names, cycled in found for name in names]
+        return [
+            group[name][1:] if name == cycled else group[name] for group, names, cycled in watched for name in names
+        ]
 
     return read
 

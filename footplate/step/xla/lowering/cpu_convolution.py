@@ -176,8 +176,8 @@ def _of_taps(geometry: Convolution, gradient: Any, image: Any) -> Any:
     *widths, along = geometry.around_image()
     *reach, last = zip(geometry.result, geometry.stride, geometry.dilation, strict=True)
 
-    def of_channel(given: Any) -> Any:
-        gradient, image = given  # (rows, …)
+    def of_channel(channel: Any) -> Any:
+        gradient, image = channel  # (rows, …)
         image = lax.pad(image, np.zeros((), image.dtype)[()], [(0, 0, 0), *widths, along])
         moved = []
         for tap in np.ndindex(*geometry.kernel[:-1]):

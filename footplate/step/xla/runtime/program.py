@@ -61,8 +61,8 @@ class Program:
         step = self._step()
 
         def run(state: Any, rates: Any, keys: Any, batches: Any) -> tuple[Any, Any, Any]:
-            def body(state: Any, given: Any) -> tuple[Any, Any]:
-                state, loss, logs = step(state, *given)
+            def body(state: Any, inputs: Any) -> tuple[Any, Any]:
+                state, loss, logs = step(state, *inputs)
                 return state, (loss, logs)
 
             state, (losses, logs) = lax.scan(body, state, (rates, keys, batches))

@@ -46,7 +46,7 @@ class Weights:
     Args:
         spec: the parts and settings of the step.
         mesh: the devices that train.
-        here: the devices of this process, which evaluate.
+        local_mesh: the devices of this process, which evaluate.
 
     Attributes:
         summed: batches of the window so far. Their gradients are in the state.
@@ -54,11 +54,11 @@ class Weights:
         alone: this process has failed, and must not wait for others.
     """
 
-    def __init__(self, spec: StepSpec, mesh: Mesh, here: Mesh) -> None:
-        self._spec, self._mesh, self._here = spec, mesh, here
+    def __init__(self, spec: StepSpec, mesh: Mesh, local_mesh: Mesh) -> None:
+        self._spec, self._mesh, self._local_mesh = spec, mesh, local_mesh
         self._optimizers = trained_by(spec)
         # True if no process has the whole state.
-        self._apart = spec.sharded and mesh.size > here.size
+        self._apart = spec.sharded and mesh.size > local_mesh.size
         self.summed = 0
         self.weight: torch.Tensor | None = None
         self.alone = False
@@ -89,13 +89,13 @@ class Weights:
 
     def on_here(self) -> Arrays:
         """Return the part of the state that an evaluation needs, on the devices of this process."""
-        if self._mesh.size == self._here.size:
+        if self._mesh.size == self._local_mesh.size:
             return self.put()
         # Nothing has been trained since the host had the whole state.
         if self._state_here is None and self._apart:
-            self._state_here = sharding.put_state(self._here, _evaluated(self._host_state()), True)
+            self._state_here = sharding.put_state(self._local_mesh, _evaluated(self._host_state()), True)
         if self._state_here is None:
-            self._state_here = {path: sharding.part_here(array, self._here) for path, array in self.put().items()}
+            self._state_here = {path: sharding.part_here(array, self._local_mesh) for path, array in self.put().items()}
         return self._state_here
 
     def gather(self) -> None:
@@ -106,22 +106,22 @@ class Weights:
 
     def _brought(self, array: jax.Array) -> jax.Array:
         """An array of all processes' devices, on the devices of this process. All processes call it together."""
-        spec = sharding.layout(array.shape, self._here.size, True)
-        rows = np.array(self._mesh.devices).reshape(-1, self._here.size)  # (processes, devices of each)
+        spec = sharding.layout(array.shape, self._local_mesh.size, True)
+        rows = np.array(self._mesh.devices).reshape(-1, self._local_mesh.size)  # (processes, devices of each)
         lying = NamedSharding(Mesh(rows, ("process", AXIS)), spec)
-        return sharding.part_here(jax.block_until_ready(_relaid(lying)(array)), self._here, spec)
+        return sharding.part_here(jax.block_until_ready(_relaid(lying)(array)), self._local_mesh, spec)
 
     def change(self, paths: Sequence[Path], program: Callable[..., Any]) -> tuple[Any, ...]:
         """Run a program on the state in the order of `paths`; keep the new state, and return the other results."""
         state = self.put()
         try:
-            after, *others = program(tuple(state[path] for path in paths))
+            after, *results = program(tuple(state[path] for path in paths))
         except Exception:
             self._lost = any(array.is_deleted() for array in state.values())
             raise
         self._state, self._state_here = dict(zip(paths, after, strict=True)), None
         self._ahead = True
-        return tuple(others)
+        return tuple(results)
 
     def fetch(self, may_change: bool = False) -> None:
         """Copy the state of the devices to the module and the optimizers on the host.
@@ -169,7 +169,9 @@ class Weights:
     def begin_alike(self) -> None:
         """Copy the state of the first process to all processes."""
         if self._spec.group.is_distributed:
-            self._load({path: self._spec.group.from_first(one.clone()) for path, one in self._host_state().items()})
+            self._load(
+                {path: self._spec.group.from_first(tensor.clone()) for path, tensor in self._host_state().items()}
+            )
 
     def _load(self, state: State) -> None:
         with torch.inference_mode(False), torch.no_grad():
@@ -183,12 +185,12 @@ class Weights:
         if self.summed:
             return state
         of_window = ("gradients", WEIGHT[0])
-        return {path: torch.zeros_like(one) if path[0] in of_window else one for path, one in state.items()}
+        return {path: torch.zeros_like(tensor) if path[0] in of_window else tensor for path, tensor in state.items()}
 
 
 def _evaluated(state: dict[Path, Any]) -> dict[Path, Any]:
     """The part of a state that an evaluation reads."""
-    return {path: one for path, one in state.items() if path[0] in ("params", "buffers")}
+    return {path: array for path, array in state.items() if path[0] in ("params", "buffers")}
 
 
 @functools.cache
