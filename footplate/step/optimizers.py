@@ -95,7 +95,8 @@ def _parse(returned: Any, module_name: str) -> tuple[list[Optimizer], list[Any],
             return [item[0][0] for item in parsed], schedulers, None
     raise ConfigError(
         f"{module_name}.configure_optimizers() returned {type(returned).__name__}: expected an optimizer, a list of "
-        "optimizers, two lists (optimizers, schedulers), a dict with the keys optimizer and lr_scheduler, or a list of such dicts."
+        "optimizers, two lists (optimizers, schedulers), a dict with the keys optimizer and lr_scheduler, or a list of "
+        "such dicts."
     )
 
 
