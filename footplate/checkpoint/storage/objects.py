@@ -6,7 +6,7 @@
 
 A write uploads the state, then the marker, and then removes the state that the older marker named. At every moment the
 marker names a complete state, the old one or the new one. A deletion removes the marker first. A process that is killed in
-between leaves a state that no marker names; `sweep` removes it. The parts of an unfinished upload are invisible, and
+between leaves a state that no marker names; `clean_up` removes it. The parts of an unfinished upload are invisible, and
 Footplate can't delete them. Set a rule on the bucket that aborts unfinished multi-part uploads after a day.
 
 The state is uploaded straight from the memory that it was copied into, some parts at a time (`_IN_FLIGHT_NBYTES`), so an
@@ -83,7 +83,7 @@ class ObjectStore(Store):
                 "GOOGLE_APPLICATION_CREDENTIALS."
             ) from error
 
-    def sweep(self, directory: RemotePath) -> None:
+    def clean_up(self, directory: RemotePath) -> None:
         objects: dict[str, set[str]] = {}
         for name in self._list(directory):
             match = _OURS.fullmatch(name)
@@ -194,7 +194,7 @@ class ObjectStore(Store):
         self._try_delete(f"{file} can't be deleted", lambda: self._files.delete_file(_key(file)))
 
     def _try_delete(self, problem: str, request: Callable[[], None]) -> None:
-        """Delete something if it exists. A failure is logged, and a later `sweep` tries again."""
+        """Delete something if it exists. A failure is logged, and a later `clean_up` tries again."""
         try:
             self._ask(problem, request)
         except CheckpointError as error:
