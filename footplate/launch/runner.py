@@ -1,4 +1,4 @@
-"""The ladder: the same training function on one process, on the devices of this machine, or on a cluster.
+"""`Runner`: the same training function on one process, on the devices of this machine, or on a cluster.
 
     Runner(np=-4).run(train, lr=1e-3)                    four processes of this machine
     Runner(np=8, backend="ray").run(train, lr=1e-3)      eight workers of a cluster

@@ -99,7 +99,7 @@ def check(body: models.Submission, context: ServerContext) -> CheckedJob:
 
 
 def _refusal(body: models.Submission, context: ServerContext) -> Problem | None:
-    """Why this server doesn't accept the package that the request names."""
+    """The reason why this server doesn't accept the package that the request names."""
     if body.package_path is None:
         return None
     key = ("packagePath",)

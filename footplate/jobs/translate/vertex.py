@@ -1,4 +1,6 @@
-"""Translate a job into a CustomJob of Vertex AI, AI Platform Training's successor: the body of
+"""Translate a job into a CustomJob of Vertex AI, AI Platform Training's successor.
+
+The translation is the body of
 
     POST https://REGION-aiplatform.googleapis.com/v1/projects/PROJECT/locations/REGION/customJobs
 

@@ -246,7 +246,7 @@ class _Agent:
 
 
 def _why_unreachable(store: tuple[str, int]) -> str:
-    """Why ranks here could never connect to rank 0, to be read after "rank 1 "; empty if its store can be reached."""
+    """The reason why ranks here can't connect to rank 0, as the end of a sentence; empty if its store can be reached."""
     try:
         socket.create_connection(store, timeout=CONNECT_S).close()
     except OSError as error:

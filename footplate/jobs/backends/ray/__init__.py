@@ -96,7 +96,7 @@ class Ray:
         return [*resources.shortages(needs, nodes), *request.notices(resolved, len(nodes))]
 
     def needs(self, resolved: ResolvedJob) -> Resources:
-        """Nothing: the job runs elsewhere."""
+        """The resources of this machine that the job needs: none, since it runs elsewhere."""
         return Resources()
 
     def request(

@@ -77,7 +77,7 @@ class Vertex:
         return notes
 
     def needs(self, resolved: ResolvedJob) -> Resources:
-        """Nothing: the job runs elsewhere."""
+        """The resources of this machine that the job needs: none, since it runs elsewhere."""
         return Resources()
 
     def request(self, resolved: ResolvedJob, destination: Mapping[str, str], package: Snapshot) -> dict[str, Any]:

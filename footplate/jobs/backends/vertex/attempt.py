@@ -126,7 +126,7 @@ class CustomJob:
 
     @property
     def waits_for(self) -> str:
-        """Why the replicas haven't begun."""
+        """The reason why the replicas haven't begun."""
         if self._phase == "submitting":
             return self._problem
         return {

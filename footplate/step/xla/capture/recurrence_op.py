@@ -49,8 +49,13 @@ _CELLS = {"rnn_tanh": _simple(torch.tanh), "rnn_relu": _simple(torch.relu), "gru
 
 
 def _step(cell: str, gates: Tensor, products: Tensor, state: Tensor) -> Tensor:
-    """Compute the state after a time step from its gates, the products (the hidden values before it times the recurrent
-    weight) and the state before it.
+    """Compute the state after a time step.
+
+    Args:
+        cell: the name of a cell.
+        gates: the gates of the step.
+        products: the hidden values before the step times the recurrent weight.
+        state: the state before the step.
     """
     return _CELLS[cell](gates, products, state).to(state.dtype)
 
@@ -81,7 +86,7 @@ def recurrence(gates: Tensor, first: Tensor, weight: Tensor, bias: Tensor | None
 def recurrence_backward(
     gradient: Tensor, gates: Tensor, products: Tensor, before: Tensor, weight: Tensor, cell: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Go back through the steps.
+    """The gradients of a recurrent layer, from the last step back to the first.
 
     Args:
         gradient: of the states, (steps, batch, state).
@@ -153,7 +158,7 @@ def _(gradient: Any, gates: Any, products: Any, before: Any, weight: Any, *_: An
 
 
 class RecurrenceAsOne(TorchFunctionMode):
-    """Turns the layers of `nn.GRU`, `nn.LSTM` and `nn.RNN` into the operation above."""
+    """Captures the layers of `nn.GRU`, `nn.LSTM` and `nn.RNN` as the operation above."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cell = _FUNCTIONS.get(func)

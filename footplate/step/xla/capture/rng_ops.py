@@ -1,4 +1,4 @@
-"""The random numbers of each operation: its position among the draws of the step.
+"""Random operations of a step, numbered in the order of their draws.
 
 Torch's generator moves with every draw. A graph has no generator, so each random operation gets a number, in the order
 of the draws, and the caller derives the operation's random numbers from it. Some code puts the generator back to draw

@@ -166,8 +166,9 @@ def settings(optimizers: Optimizers) -> dict[str, Any]:
 
 
 def constants_reader(optimizers: Optimizers) -> Callable[[], list[Any]]:
-    """A function that reads the values of `settings` quickly, in a fixed order, to ask in each step whether any
-    changed.
+    """Make a function that reads the values of `settings` quickly, in a fixed order.
+
+    Each step calls it, to find out if a setting has changed.
     """
     watched = [
         (group, [name for name, _ in _constants(group) if name in group], _cycled(group))
@@ -208,8 +209,9 @@ _NOT_CONSTANT = {
 
 
 class TensorRates(TorchFunctionMode):
-    """Rates that are tensors where torch asks for their value: `alpha=` and `value=` are multiplied in, and a momentum
-    that is asked whether it is 0 says no.
+    """Lets an optimizer use tensors as rates where torch asks for their values.
+
+    `alpha=` and `value=` are multiplied in. A momentum that is compared with 0 differs from it.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

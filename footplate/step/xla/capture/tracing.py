@@ -1,4 +1,4 @@
-"""The capture of one step, from the first line of `training_step` to the last parameter that changes.
+"""Capture of one step as a graph, from the first line of `training_step` to the last parameter that changes.
 
 `step/phases.py` has the order of the step. All of it runs with tensors that have no memory, installed instead of the
 module's and optimizer's own (`state.py`), which come back untouched. Learning rates are inputs, so a scheduler never

@@ -66,8 +66,9 @@ class Convolution:
         return [(p, (n - 1) * s + reach + 1 - size - p, 0) for size, n, s, p, reach in sizes]
 
     def around_result(self) -> Widths:
-        """Padding around and between the result's pixels with which the mirrored kernel fits exactly once for each pixel of
-        the image.
+        """Padding around and between the result's pixels for the gradient of the image.
+
+        With this padding, the mirrored kernel fits exactly once for each pixel of the image.
         """
         sizes = zip(self.image, self.result, self.stride, self.padding, self._reach(), strict=True)
         return [(reach - p, size + p - (n - 1) * s - 1, s - 1) for size, n, s, p, reach in sizes]
@@ -228,8 +229,10 @@ def _pixels_of_taps(geometry: Convolution) -> np.ndarray:
 
 
 def _shares_of_pixels(geometry: Convolution) -> np.ndarray:
-    """Indices of the reads of each pixel of the image, in (the result's pixels · taps): (the image's pixels, most reads of
-    a pixel). Shorter lists are padded with the number of all reads.
+    """Indices of the reads of each pixel of the image, among (the result's pixels · taps).
+
+    Returns:
+        (the image's pixels, most reads of a pixel). Shorter lists are padded with the number of all reads.
     """
     read = _pixels_of_taps(geometry)
     indices = np.full((math.prod(geometry.image) + 1, read.shape[1]), read.size, np.int32)

@@ -46,7 +46,7 @@ class MissingOp:
 
 
 def missing_ops(graph: GraphModule) -> list[MissingOp]:
-    """The operations of a graph that can't be lowered, by name. Costs nothing to speak of: ask before compiling."""
+    """The operations of a graph that can't be lowered, by name. This is cheap: call it before compiling."""
     by_name: dict[str, list[Node]] = {}
     for node in graph.graph.nodes:
         if node.op == "call_function" and lowering_of(node.target) is None:
@@ -115,8 +115,9 @@ def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], p
 
 
 def products_of_whole_numbers(graph: GraphModule) -> list[str]:
-    """The user's lines whose results in int64 may need more than 32 bits: products with large numbers, powers,
-    shifts.
+    """The user's lines whose results in int64 may need more than 32 bits.
+
+    These are products with large numbers, powers and shifts.
     """
     of_inputs: set[Node] = set()
     lines = []

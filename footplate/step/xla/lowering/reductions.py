@@ -1,4 +1,4 @@
-"""Many elements to fewer: sums, means, extrema, norms, running sums, softmax, order."""
+"""Reductions: sums, means, extrema, norms, running sums, softmax, order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from footplate.step.xla.lowering.table import Context, aten, axes, lowers, wide
 
 
 def _reducing(function: Callable[..., Any], *operations: Any) -> None:
-    """Enter a reduction that computes in the type of its result."""
+    """Register a reduction that computes in the type of its result."""
 
     def lowering(context: Context, x: Any, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
         return function(x.astype(context.dtype), axis=axes(dims, x.ndim), keepdims=keepdim)

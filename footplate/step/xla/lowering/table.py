@@ -56,7 +56,7 @@ def lowering_of(operation: Any) -> Lowering | None:
 
 
 def lowers(*operations: Any) -> Callable[[Lowering], Lowering]:
-    """Enter a function into the table, under one operation or several."""
+    """Register a function in the table, under one operation or several."""
 
     def enter(function: Lowering) -> Lowering:
         for operation in operations:
@@ -67,7 +67,7 @@ def lowers(*operations: Any) -> Callable[[Lowering], Lowering]:
 
 
 def elementwise(function: Callable[..., Any], *operations: Any) -> None:
-    """Enter a function of arrays that computes in the type of its result."""
+    """Register a function of arrays that computes in the type of its result."""
 
     def lowering(context: Context, *args: Any, **kwargs: Any) -> Any:
         return function(
@@ -79,7 +79,7 @@ def elementwise(function: Callable[..., Any], *operations: Any) -> None:
 
 
 def comparing(function: Callable[..., Any], *operations: Any) -> None:
-    """Enter a comparison: a function of arrays whose result has another type than its operands."""
+    """Register a comparison: a function of arrays whose result has another type than its operands."""
 
     def lowering(context: Context, *args: Any) -> Any:
         return function(*[cast(arg, context.common) for arg in args])

@@ -1,4 +1,4 @@
-"""The rows that each process brings to a batch, agreed on before all processes train on it.
+"""Agreement between processes on the rows of a batch, before all of them train on it.
 
     process 0   0 1 2 3     equal numbers of rows: each process goes on with its own rows, at once
     process 1   4 5 6 7

@@ -1,4 +1,4 @@
-"""Batches on the devices: moved by the step itself, or by a thread before the step asks.
+"""Placement of batches on the devices, by the step itself or by a prefetch thread.
 
     prefetched   thread: place(batch), kept under the batch's identity ──► step: take(batch) finds it
     otherwise                                                              step: take(batch) places it

@@ -198,7 +198,7 @@ def put_state(mesh: Mesh, tensors: dict[Any, Tensor], sharded: bool) -> dict[Any
     return placed
 
 
-def part_here(array: jax.Array, mesh: Mesh, spec: PartitionSpec = WHOLE) -> jax.Array:
+def local_part(array: jax.Array, mesh: Mesh, spec: PartitionSpec = WHOLE) -> jax.Array:
     """Return an array on this process's devices alone, from an array that each process cuts in the same way."""
     pieces = {piece.device: piece.data for piece in array.addressable_shards}
     on_each = [pieces[device] for device in mesh.devices.flat]

@@ -65,7 +65,7 @@ class Weights:
         self._like = self._host_state()
         self._state: Arrays | None = None
         # The state on the devices of this process, for evaluations.
-        self._state_here: Arrays | None = None
+        self._local_state: Arrays | None = None
         # True if the devices' weights are newer than the module's.
         self._ahead = False
         # True if a step has failed after it had reused the state's memory.
@@ -84,32 +84,34 @@ class Weights:
         if self._state is None:
             self._like = self._host_state()
             self._state = sharding.put_state(self._mesh, self._like, self._spec.sharded)
-            self._state_here, self._ahead = None, False
+            self._local_state, self._ahead = None, False
         return self._state
 
-    def on_here(self) -> Arrays:
+    def local_state(self) -> Arrays:
         """Return the part of the state that an evaluation needs, on the devices of this process."""
         if self._mesh.size == self._local_mesh.size:
             return self.put()
         # Nothing has been trained since the host had the whole state.
-        if self._state_here is None and self._apart:
-            self._state_here = sharding.put_state(self._local_mesh, _evaluated(self._host_state()), True)
-        if self._state_here is None:
-            self._state_here = {path: sharding.part_here(array, self._local_mesh) for path, array in self.put().items()}
-        return self._state_here
+        if self._local_state is None and self._apart:
+            self._local_state = sharding.put_state(self._local_mesh, _evaluated(self._host_state()), True)
+        if self._local_state is None:
+            self._local_state = {
+                path: sharding.local_part(array, self._local_mesh) for path, array in self.put().items()
+            }
+        return self._local_state
 
     def gather(self) -> None:
         """Gather the parameters and buffers on the devices of this process, if no process has all of them."""
-        if self._apart and self._ahead and self._state_here is None:
+        if self._apart and self._ahead and self._local_state is None:
             state = _evaluated(self.put())
-            self._state_here = {path: self._brought(array) for path, array in state.items()}
+            self._local_state = {path: self._brought(array) for path, array in state.items()}
 
     def _brought(self, array: jax.Array) -> jax.Array:
         """An array of all processes' devices, on the devices of this process. All processes call it together."""
         spec = sharding.layout(array.shape, self._local_mesh.size, True)
         rows = np.array(self._mesh.devices).reshape(-1, self._local_mesh.size)  # (processes, devices of each)
         lying = NamedSharding(Mesh(rows, ("process", AXIS)), spec)
-        return sharding.part_here(jax.block_until_ready(_relaid(lying)(array)), self._local_mesh, spec)
+        return sharding.local_part(jax.block_until_ready(_relaid(lying)(array)), self._local_mesh, spec)
 
     def change(self, paths: Sequence[Path], program: Callable[..., Any]) -> tuple[Any, ...]:
         """Run a program on the state in the order of `paths`; keep the new state, and return the other results."""
@@ -119,7 +121,7 @@ class Weights:
         except Exception:
             self._lost = any(array.is_deleted() for array in state.values())
             raise
-        self._state, self._state_here = dict(zip(paths, after, strict=True)), None
+        self._state, self._local_state = dict(zip(paths, after, strict=True)), None
         self._ahead = True
         return tuple(results)
 
@@ -140,7 +142,7 @@ class Weights:
             self._load(self._fetched(self._state))
             self._ahead = False
         if may_change:
-            self._state = self._state_here = None
+            self._state = self._local_state = None
 
     def _fetched(self, state: Arrays) -> State:
         if not self._apart:
@@ -148,8 +150,9 @@ class Weights:
         return {path: to_tensor(self._brought(state[path]), like.dtype) for path, like in self._like.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The gradients of an unfinished window, in the eager step's form, so that another accelerator can finish
-        it.
+        """The gradients of an unfinished window, in the eager step's form.
+
+        Another accelerator can finish the window.
         """
         if not self.summed:
             return {}
@@ -158,8 +161,8 @@ class Weights:
         return state if self.weight is None or not self.weight.item() else {**state, "weight": self.weight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state_dict`. Module and optimizers are loaded already."""
-        self._state, self._state_here, self._ahead = None, None, False
+        """Load a state that `state_dict` returned. Module and optimizers are loaded already."""
+        self._state, self._local_state, self._ahead = None, None, False
         self.summed = state.get("accumulated", 0)
         self.weight = state.get("weight")
         parameters = dict(self._spec.module.named_parameters())

@@ -136,8 +136,10 @@ class XLAStep(Step):
         return output
 
     def _shared(self, placed: Placed, batch_idx: int, seed: int) -> tuple[Placed, float, int]:
-        """A batch on the devices of all processes, the share of its rows that this process brings, and the common
-        seed.
+        """Agree with the other processes on a batch.
+
+        Returns:
+            The batch on the devices of all processes, the share of its rows that this process brings, and the common seed.
         """
         alike, seed = self._exchange.agree([placed.own], batch_idx, placed.arrays is not None, seed)
         if alike:
@@ -225,7 +227,7 @@ class XLAStep(Step):
                 self._check(stage)
             present = Present(self.spec.module, batch_idx)
             program = self._programs.evaluation(stage, placed.batch, present, dataloader_idx)
-            state, captured = self._weights.on_here(), program.captured
+            state, captured = self._weights.local_state(), program.captured
             rates = np.array(captured.counted.values(present))
             key = _words(mix(torch.default_generator.initial_seed(), batch_idx, dataloader_idx or 0))
             with self._programs.noted(program, placed.batch):
