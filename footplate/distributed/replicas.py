@@ -138,7 +138,7 @@ class Replicas(Strategy):
             _refuse_metrics(copy)
         rows = [piece.rows for piece in pieces]
         for call in together(calls, rows, self._devices[0]):
-            module.trainer.metrics.log(**vars(call))
+            module.trainer.metrics.record(call)
         return self._one_output([outputs[index] for index in range(len(pieces))], pieces)
 
     def _train_on(self, module: Any, arguments: tuple[Any, ...], index: int, piece: Piece) -> Any:

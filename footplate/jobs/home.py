@@ -1,4 +1,5 @@
 """The folder in which this machine keeps its jobs. Only its user can read it.
+
 ~/.footplate/               FOOTPLATE_HOME names another
   jobs.db                   the store, unless FOOTPLATE_STORE names a server
   sweep.lock                held during a reconcile pass

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from footplate.core.errors import ConfigError
+from footplate.distributed.replica_logs import Logged
 
 if TYPE_CHECKING:
     from footplate.tracking.base import Logger
@@ -114,10 +115,12 @@ class TrainerAccess:
         if trainer is None:
             _warn_unattached(type(self).__name__)
             return
-        trainer.metrics.log(
-            name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist and not rank_zero_only,
-            add_dataloader_idx, batch_size,
-        )  # fmt: skip
+        sync_dist = sync_dist and not rank_zero_only
+        trainer.metrics.record(
+            Logged(
+                name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, add_dataloader_idx, batch_size
+            )
+        )
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Log every item; takes the arguments of `log`. A torchmetrics `MetricCollection` is a mapping too."""

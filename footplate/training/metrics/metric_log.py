@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,37 +66,28 @@ class MetricLog:
         # Torchmetrics objects that only other ranks have logged in this epoch.
         self._of_other_ranks: list[Any] = []
 
-    def log(
-        self,
-        name: str,
-        value: Any,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: str | Callable[[Tensor], Tensor] = "mean",
-        sync_dist: bool = False,
-        add_dataloader_idx: bool = True,
-        batch_size: float | Tensor | None = None,
-    ) -> None:
-        """Collect a value. `footplate.Module.log` describes the arguments."""
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        """Collect a value. The options are the fields of `Logged`."""
+        self.record(Logged(name, value, **options))
+
+    def record(self, call: Logged) -> None:
+        """Collect the value of a call of `self.log`."""
+        name, value = call.name, call.value
         if type(value) is dict:
             for key, item in value.items():
-                self.log(f"{name}.{key}", item, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
-                         add_dataloader_idx, batch_size)  # fmt: skip
+                self.record(call._replace(name=f"{name}.{key}", value=item))
             return
+
         # A copy of the module on another device: `replica_logs.py` combines these calls later.
         if self._apart and (calls := self._apart.get(threading.get_ident())) is not None:
-            calls.append(
-                Logged(name, _kept(name, value), prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
-                       add_dataloader_idx, batch_size)
-            )  # fmt: skip
+            calls.append(call._replace(value=_kept(name, value)))
             return
-        if self.dataloader_idx is not None and add_dataloader_idx:
+
+        if self.dataloader_idx is not None and call.add_dataloader_idx:
             name = f"{name}/dataloader_idx_{self.dataloader_idx}"
         entry = self._entries.get(name)
         if entry is None:
-            entry = self._register(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
+            entry = self._register(name, call)
         if self.dataloader_idx is not None:
             entry.loaders.add(self.dataloader_idx)
         if entry.metric is not None:
@@ -108,7 +99,7 @@ class MetricLog:
             if len(entry.waiting) >= READ_AFTER:
                 entry.read()
             entry.waiting.append(value)
-            entry.weights.append(self._weight(entry, batch_size))
+            entry.weights.append(self._weight(entry, call.batch_size))
             if self._unfinished is not None:
                 self._unfinished.append(entry)
 
@@ -235,19 +226,21 @@ class MetricLog:
             self._restore(entry, saved)
             self._entries[name] = entry
 
-    def _register(
-        self, name: str, value: Any, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
-        reduce_fx: str | Callable[[Tensor], Tensor], sync_dist: bool,
-    ) -> Entry:  # fmt: skip
-        metric = value if is_torchmetric(value) else None
+    def _register(self, name: str, call: Logged) -> Entry:
+        metric = call.value if is_torchmetric(call.value) else None
         if metric is None:
-            check_value(name, value)
-        reduce_fx = known_reduction(name, reduce_fx)
+            check_value(name, call.value)
+        reduce_fx = known_reduction(name, call.reduce_fx)
+
+        # A call from a training batch reports by step, and any other call by epoch, unless it says otherwise.
+        on_step, on_epoch = call.on_step, call.on_epoch
         if on_step is None:
             on_step = self.by_step if on_epoch is None or not self.by_step else True
         if on_epoch is None:
             on_epoch = not self.by_step
-        entry = Entry(name, on_step, on_epoch, prog_bar, logger is not False, reduce_fx, sync_dist, metric)
+
+        logger = call.logger is not False
+        entry = Entry(name, on_step, on_epoch, call.prog_bar, logger, reduce_fx, call.sync_dist, metric)
         if name in self._restored:
             self._restore(entry, self._restored.pop(name))
         self._entries[name] = entry

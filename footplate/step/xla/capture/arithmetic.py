@@ -10,9 +10,10 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Real
 from types import BuiltinFunctionType, FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -20,11 +21,45 @@ from torch.overrides import TorchFunctionMode
 
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
 
-if TYPE_CHECKING:
-    from footplate.step.xla.capture.symbolic_scalars import Counters, Present
-
-
 Method = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Present:
+    """The values of the counters, now or some steps ahead.
+
+    Attributes:
+        module: the module.
+        batch_idx: the index of the batch.
+        ahead: the optimizer steps until then.
+    """
+
+    module: Any
+    batch_idx: int = 0
+    ahead: int = 0
+
+    def __call__(self, name: str) -> Any:
+        """`batch_idx`, `current_epoch`, `global_step`, or an attribute of the trainer."""
+        if name == "batch_idx":
+            return self.batch_idx
+        if name == "global_step":
+            return self.module.global_step + self.ahead
+        return self.module.current_epoch if name == "current_epoch" else getattr(self.module.trainer, name)
+
+
+class Counters(Protocol):
+    """The counters that a `Number` is computed from; `symbolic_scalars.Counters` are the counters of a capture."""
+
+    floating: torch.dtype
+    inputs: Sequence[Tensor]
+
+    def place(self, number: Number) -> int:
+        """Make a number an input; return its index."""
+        ...
+
+    def decide(self, ask: Callable[[Present], Any], answer: Any, text: str) -> Any:
+        """Record an answer on which the graph depends; return it."""
+        ...
 
 
 def _arithmetic(function: Callable[..., Any]) -> Method:

@@ -25,35 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from footplate.step.xla.capture.arithmetic import Number
+from footplate.step.xla.capture.arithmetic import Number, Present
 from footplate.step.xla.capture.attribute_guards import Attribute, is_number
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
 
 MOST = 64
 """The limit for numbers of one step that become inputs."""
-
-
-@dataclass(frozen=True)
-class Present:
-    """The values of the counters, now or some steps ahead.
-
-    Attributes:
-        module: the module.
-        batch_idx: the index of the batch.
-        ahead: the optimizer steps until then.
-    """
-
-    module: Any
-    batch_idx: int = 0
-    ahead: int = 0
-
-    def __call__(self, name: str) -> Any:
-        """`batch_idx`, `current_epoch`, `global_step`, or an attribute of the trainer."""
-        if name == "batch_idx":
-            return self.batch_idx
-        if name == "global_step":
-            return self.module.global_step + self.ahead
-        return self.module.current_epoch if name == "current_epoch" else getattr(self.module.trainer, name)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
 from footplate.step.precision import Precision
 from footplate.step.xla.capture import torch_tracing
-from footplate.step.xla.capture.arithmetic import NumbersAsInputs, pythons_functions
+from footplate.step.xla.capture.arithmetic import NumbersAsInputs, Present, pythons_functions
 from footplate.step.xla.capture.attention_op import AttentionAsOne
 from footplate.step.xla.capture.attribute_guards import Attribute, form_of
 from footplate.step.xla.capture.attribute_guards import fed as feeding
@@ -31,7 +31,7 @@ from footplate.step.xla.capture.rng_ops import NoGenerators
 from footplate.step.xla.capture.side_effects import Change, Changes, refuse_changes
 from footplate.step.xla.capture.state import Installed, Path, State, state_of
 from footplate.step.xla.capture.static_shapes import FixedShapes
-from footplate.step.xla.capture.symbolic_scalars import MOST, Counters, Present
+from footplate.step.xla.capture.symbolic_scalars import MOST, Counters
 from footplate.step.xla.capture.torch_optimizers import Optimizers, as_list, rates_of
 from footplate.step.xla.capture.torch_optimizers import settings as optimizer_settings
 from footplate.step.xla.capture.torch_tracing import pytree

@@ -32,8 +32,8 @@ from footplate.core.errors import ConfigError
 from footplate.core.hooks import step_arguments
 from footplate.step.base import StepSpec
 from footplate.step.xla.capture import Captured, capture_evaluation, capture_training
+from footplate.step.xla.capture.arithmetic import Present
 from footplate.step.xla.capture.attribute_guards import Attribute, is_number
-from footplate.step.xla.capture.symbolic_scalars import Present
 from footplate.step.xla.capture.torch_optimizers import Optimizers, settings
 from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.interpret import products_of_whole_numbers

@@ -33,8 +33,8 @@ from footplate.hardware.xla import cache_directory
 from footplate.step.base import Step, StepSpec
 from footplate.step.eager import EagerStep
 from footplate.step.xla.capture import Captured
+from footplate.step.xla.capture.arithmetic import Present
 from footplate.step.xla.capture.module_view import reduction_of
-from footplate.step.xla.capture.symbolic_scalars import Present
 from footplate.step.xla.capture.torch_optimizers import constants_reader, rates_of
 from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import to_tensor
