@@ -98,22 +98,27 @@ def place(config: TrainerConfig) -> Placement:
     accelerator = get_accelerator(name)
     chosen = choose_precision(precision or "32-true", accelerator)
     accelerator.check_arguments(vars(config))
+
     world = World.from_environ()
     share_rank(world)
+
     device_ids = choose_devices(accelerator, devices, world)
     single_controller = accelerator.single_controller
     nodes = check_nodes(config.num_nodes, 1 if single_controller else len(device_ids), world)
     own = worker.slot() if world.launched and not single_controller else 0
     device = accelerator.torch_device(device_ids[own])
+
     refused = {
         "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
     }  # fmt: skip
     check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
+
     # The number of ranks in torch's process group.
     ranks = 1 if single_controller else world.size
     every_device = [accelerator.torch_device(index) for index in device_ids]
     parallel = make_strategy(config.strategy, ranks, every_device)
     sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)
+
     placement = Placement(accelerator, chosen, world, nodes, device_ids, device, parallel, sync_batchnorm)
     check_fewest(config.min_devices, placement.ranks_asked)
     return placement

@@ -56,20 +56,25 @@ def write_checkpoint(
     """
     if run.state is None:
         raise ConfigError("There is nothing to save: this trainer has trained no model. Call trainer.fit(model) first.")
+
     if run.group.is_distributed:
         wait_for_save(run)
     if run.make_loaders is not None and not weights_only:
         # The loader's position is part of the state.
         run.ask_for_loaders()
     state = run.state.state_dict(weights_only)
+
     # The disk that all ranks of a sharded model write to.
     shared = path if run.parallel.sharded and isinstance(path, Path) else None
     if shared is None:
         state = run.parallel.whole(state)
+
+    # Each rank has its own random numbers and loader position.
     if run.group.is_distributed and not weights_only:
         own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
         state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
     _call_save_hooks(run, state, weights_only)
+
     joint = None
     if shared is not None:
         state, parts = cut_out(state)
@@ -77,6 +82,8 @@ def write_checkpoint(
         run.writer.save_part(joint)
     if run.world.rank != 0:
         return
+
+    # Rank 0 writes the rest.
     state["footplate"]["failed_in_step"] = run.failed_in_step
     meta = {**describe(state, run.progress), "metrics": finite(run.reports.callback)}
     meta |= {"launch": run.launch_id, "job_fit": run.job_fit}

@@ -56,6 +56,7 @@ def build_step(run: Run) -> None:
         record=functools.partial(_record, run),
         rates_ahead=functools.partial(rates_ahead, run),
     )
+
     run.step = pkgutil.resolve_name(run.accelerator.step)(spec)
     profile = recorder(run.profiler)
     if profile is not None:

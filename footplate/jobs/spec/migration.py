@@ -52,6 +52,7 @@ def changes(job: Job) -> list[Change]:
     after = {replica.role: today(replica.machine) for replica in before}
     if all(after[replica.role] == replica.machine for replica in before):
         return []
+
     edits: list[Change] = []
     tier = (_INPUT, "scaleTier")
     named = tier_of(spec) == "CUSTOM"
@@ -70,6 +71,7 @@ def changes(job: Job) -> list[Change]:
             edits.append(Change(kind, new.machine, tier))
         if not named and replica.role != "master":
             edits.append(Change((_INPUT, key_of(replica.role, "Count")), replica.count, kind))
+
         if new.accelerator:
             home = (*own, "acceleratorConfig")
             edits += [Change((*home, "type"), new.accelerator, kind), Change((*home, "count"), new.count, kind)]

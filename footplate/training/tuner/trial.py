@@ -67,6 +67,7 @@ def _as_before(model: Any, datamodule: Any, loaders: Any) -> Iterator[None]:
     fields = None if datamodule is None else dict(vars(datamodule))
     hparams = copy.copy(getattr(datamodule, "hparams", None))
     samplers = [_state_of(sampler) for sampler in _samplers(loaders)]
+
     devices = [
         (tensor, tensor.device) for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "cpu"
     ]

@@ -84,6 +84,7 @@ class Tuner:
             log.warning("fast_dev_run: the search for a learning rate is skipped.")
             return None
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
+
         name = attr_name or next(
             (candidate for candidate in ("lr", "learning_rate") if holders(model, datamodule, candidate)), ""
         )
@@ -92,6 +93,7 @@ class Tuner:
                 f"lr_find(): {type(model).__name__} has no {attr_name or 'lr or learning_rate'}, neither as an attribute "
                 "nor in its hparams. Give the name of its attribute (attr_name=…), or use update_attr=False."
             )
+
         finder = LRFinder(mode, min_lr, max_lr, num_training)
         probe = RisingRate(finder, early_stop_threshold)
         limits = {"max_steps": num_training, "limit_val_batches": 0}
@@ -104,6 +106,7 @@ class Tuner:
         finder.results = {"lr": probe.rates, "loss": probe.losses}
         if len(probe.losses) < num_training:
             log.info("The search ended after %d of %d steps.", len(probe.losses), num_training)
+
         suggested = finder.suggestion() if update_attr else None
         if suggested is not None:
             _set(model, datamodule, name, suggested)

@@ -170,6 +170,7 @@ class EntryPoint:
         addresses, rendezvous = [node_addresses[0] for _, node_addresses in replies], replies[0][1][1]
         for replica, (node, _) in zip(self._replicas, replies, strict=True):
             replica.node = node
+
         attempt = self._task["attempt"]
         described = processes(cast("Any", self._execution), addresses, rendezvous, attempt - 1, self._execution.job_dir)
         common = {
@@ -178,6 +179,7 @@ class EntryPoint:
             "FOOTPLATE_JOB_ID": self._task["job"],
             "FOOTPLATE_JOB_ATTEMPT": str(attempt),
         }
+
         has_gpus = [need.gpus > 0 for need in self._needs for _ in range(need.count)]
         self._event("placed", nodes={replica.source: replica.node for replica in self._replicas})
         for replica, process, alone in zip(self._replicas, described, has_gpus, strict=True):

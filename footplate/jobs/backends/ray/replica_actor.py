@@ -160,6 +160,7 @@ class ReplicaActor:
         if self._told is not None:
             self._messages.put(Message("ended", code=-self._told))
             return
+
         ours, theirs = os.pipe()
         actor = os.getpid()
         try:
@@ -172,10 +173,12 @@ class ReplicaActor:
             raise
         finally:
             os.close(theirs)
+
         self._messages.put(Message("began"))
         # The signal came while the program was being started.
         if self._told is not None:
             self.send_signal(self._told)
+
         os.set_blocking(ours, False)
         with os.fdopen(ours, "rb", buffering=0) as pipe, selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
@@ -189,6 +192,8 @@ class ReplicaActor:
                     selector.unregister(pipe)
             if ended is not None:
                 os.close(ended)
+
+            # Children of the program may still hold the pipe. Pass on what they have written, within limits.
             kill_group(process.pid)
             for _ in range(_LEFT):
                 if not self._pass_on(pipe):

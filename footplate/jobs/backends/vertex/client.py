@@ -155,6 +155,8 @@ class Client:
         """The failure that an answer other than 200 means."""
         message, reason = _parse_error(content)
         name, quote = _NAMES[service], f" It says: {message.rstrip('.')}." if message else ""
+
+        # A repeated request may succeed.
         if status == 429:
             return Unanswered(
                 f"{name} gets too many requests, or a quota of {self._project} is used up (429).{quote} Raise quotas at "
@@ -162,6 +164,8 @@ class Client:
             )
         if status >= 500 or status == 408:
             return Unanswered(f"{name} fails ({status}).{quote}")
+
+        # A repeated request fails again.
         if status == 401:
             return Refused(f"{name} doesn't accept the credentials (401).{quote} {LOG_IN}", status)
         if status == 403 and reason == "SERVICE_DISABLED":

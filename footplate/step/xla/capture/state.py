@@ -194,6 +194,7 @@ class Installed:
             for parameter, kept in optimizer.state.items()
             for key, value in kept.items()
         }
+
         tensors: list[Tensor] = []
         for path, before in self._state.items():
             if path[0] == "params":
@@ -221,6 +222,8 @@ class Installed:
                 summed = self._state["params", path[1]].grad
                 now = before if summed is None else summed.detach()
                 tensors.append(torch.zeros_like(before) if ends_window else now)
+
+        # State that is new after the step has no input in the graph.
         new = [name for name in buffers if ("buffers", name) not in self._state]
         new += [f"{key} of {name}" for name, key in memory if ("optimizer", name, key) not in self._state]
         if new:

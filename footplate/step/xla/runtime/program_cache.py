@@ -292,6 +292,7 @@ class ProgramCache:
         ]
         self.compilations.append(compilation)
         each = f", {compilation.steps} steps in one call" if compilation.steps > 1 else ""
+
         if not before:
             log.info(
                 "%s for batches of %s%s: compiled in %.1f s.",
