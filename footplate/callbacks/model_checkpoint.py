@@ -45,7 +45,7 @@ class ModelCheckpoint(Callback):
         monitor: keep the best checkpoints by this metric. Without it, the latest are kept.
         verbose: print each save.
         save_last: keep `last.ckpt`, a link to the newest checkpoint, whether it is among the best or not. "link" is
-            accepted for compatibility with Lightning: `last.ckpt` is always a link.
+            accepted for compatibility: `last.ckpt` is always a link.
         save_top_k: how many of the best or latest to keep; -1 keeps all, 0 saves only the last.
         save_weights_only: save the weights without the state that resuming needs.
         mode: "min" or "max": which direction of `monitor` is better.

@@ -52,7 +52,7 @@ class World:
 
     @classmethod
     def present(cls) -> World:
-        """Read torch's process group if `RANK` isn't set, as with Lightning; else see `from_environ`."""
+        """Read torch's process group if `RANK` isn't set; else see `from_environ`."""
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:

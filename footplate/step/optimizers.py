@@ -167,7 +167,7 @@ class StepOptimizer:
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Accept Lightning's argument, without effect: ranks average gradients just before a step in any case."""
+        """Accept the argument for compatibility, without effect: ranks average gradients just before a step in any case."""
         yield
 
     def __getattr__(self, name: str) -> Any:

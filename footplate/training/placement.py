@@ -145,7 +145,7 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
 
 
 def choose_precision(precision: str, accelerator: Accelerator) -> Precision:
-    """Return the precision to train in. A CPU trains in "bf16-mixed" for "16-mixed", as under Lightning.
+    """Return the precision to train in. A CPU trains in "bf16-mixed" for "16-mixed".
 
     Raises:
         ConfigError: an unknown precision, or one that the accelerator doesn't train in.

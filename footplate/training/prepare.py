@@ -1,6 +1,6 @@
 """Checks what a user gives a trainer before any work starts: callbacks, loggers, a model, a data module.
 
-Objects of other libraries (a LightningModule, say) go through the adapter of their library; see `core/adapters.py`.
+Objects of other libraries go through the adapter of their library; see `core/adapters.py`.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Trainer(TrainerAttributes, TrainerServices):
             datamodule: a `DataModule` or a `LightningDataModule`.
             ckpt_path: continue from this checkpoint, a path or a URI. "last" continues from the newest complete one of
                 this run, or starts from the beginning if there is none. "best" continues from the best.
-            weights_only: accepted for Lightning's sake. No code of a checkpoint is ever executed.
+            weights_only: accepted for compatibility. No code of a checkpoint is ever executed.
 
         Raises:
             FootplateError: a mistake that the user can fix, before training begins if possible.

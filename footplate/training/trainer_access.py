@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TrainerAccess:
     """Methods of a module that use its trainer.
 
-    The only state is `_trainer`, so a `LightningModule` uses the same methods (`compat/lightning`).
+    The only state is `_trainer`, so the modules of other libraries can use the same methods (`compat`).
     """
 
     _trainer: Trainer | None = None
@@ -99,13 +99,13 @@ class TrainerAccess:
                 training.
             on_epoch: reduce the values of an epoch with `reduce_fx`. Default in evaluation and in epoch hooks.
             reduce_fx: "mean" (weighted by batch size), "sum", "min", "max", or a function of the stacked values.
-            enable_graph: accepted for Lightning's sake. Values are always detached.
+            enable_graph: accepted for compatibility. Values are always detached.
             sync_dist: reduce over all ranks too.
             sync_dist_group: the process group to reduce over. By default all ranks.
             add_dataloader_idx: with several evaluation loaders, append `/dataloader_idx_N` to the name.
             batch_size: the weight of this value in the epoch's mean. Default: the first dimension of the batch. For a mean
                 over tokens, pass the number of tokens. A tensor on the device costs no synchronisation.
-            metric_attribute: accepted for Lightning's sake. Footplate finds metrics itself.
+            metric_attribute: accepted for compatibility. Footplate finds metrics itself.
             rank_zero_only: only rank 0 makes this call, so the value is not reduced over ranks.
 
         Raises:

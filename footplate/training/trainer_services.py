@@ -29,7 +29,7 @@ class TrainerServices:
         Args:
             filepath: a path or a URI.
             weights_only: leave out everything that only resuming needs.
-            storage_options: for Lightning's plugins. Must be None.
+            storage_options: accepted for compatibility. Must be None.
 
         Raises:
             ConfigError: `storage_options` is given, or nothing has been trained.
@@ -82,7 +82,7 @@ class TrainerServices:
 
         Args:
             data: tensors and numbers of one shape on all ranks, in any nesting.
-            group: accepted for Lightning's sake.
+            group: accepted for compatibility.
             sync_grads: let gradients flow through the result.
         """
         ranks = self.run.group

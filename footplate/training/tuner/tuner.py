@@ -56,8 +56,8 @@ class Tuner:
         Args:
             model: see `Trainer.fit`.
             train_dataloaders: see `Trainer.fit`.
-            val_dataloaders: accepted for Lightning's sake. A search doesn't validate.
-            dataloaders: accepted for Lightning's sake. Must be None.
+            val_dataloaders: accepted for compatibility. A search doesn't validate.
+            dataloaders: accepted for compatibility. Must be None.
             datamodule: see `Trainer.fit`.
             method: "fit".
             min_lr: the learning rate of the first step.
@@ -134,7 +134,7 @@ class Tuner:
         Args:
             model: see `Trainer.fit`. It or the data module makes the loaders, with the attribute as their batch size.
             train_dataloaders: a data module may be given here.
-            val_dataloaders: accepted for Lightning's sake. Must be None.
+            val_dataloaders: accepted for compatibility. Must be None.
             dataloaders: for a method other than "fit", a data module may be given here.
             datamodule: see `Trainer.fit`.
             method: "fit", "validate", "test" or "predict".

@@ -324,7 +324,7 @@ def trained_by(spec: StepSpec) -> Optimizers:
 
 @contextlib.contextmanager
 def _logging_by_class(module: Any) -> Iterator[None]:
-    """Hide the `log` that a LightningModule has on the object: the capture's `log` is on the class."""
+    """Hide a `log` that the module has on the object: the capture's `log` is on the class."""
     bound = vars(module).pop("log", None)
     try:
         yield
