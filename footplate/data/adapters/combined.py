@@ -21,7 +21,7 @@ from footplate.data.adapters.combination import MODES, Build, Combination, Mode
 class CombinedLoader:
     """Loaders whose batches make one batch, or follow one another.
 
-    Iterating gives `(batch, batch_idx, dataloader_idx)`, as other libraries' classes of that name do. A trainer gives the batch
+    Iterating gives `(batch, batch_idx, dataloader_idx)`, as Lightning's class of that name does. A trainer gives the batch
     to your step.
 
     Args:
