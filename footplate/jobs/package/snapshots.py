@@ -10,17 +10,15 @@ program is the same file.
 from __future__ import annotations
 
 import os
-import re
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from footplate.core.errors import PackageError
-from footplate.jobs.package import archive, requirements
+from footplate.jobs.package import archive, requirements, secrets
 from footplate.jobs.package.archive import Member
 from footplate.jobs.package.files import Found, collect
 
@@ -29,14 +27,6 @@ MAX_BYTES = 500 * 2**20
 SOURCE, PACKAGES = "source", "packages"
 DISTRIBUTIONS = (".whl", ".tar.gz", ".zip")
 _SHOWN = 5
-_SECRET_NAMES = (
-    ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", ".pypirc",
-    ".git-credentials", "credentials", "credentials*.json", "client_secret*.json",
-)  # fmt: skip
-# The number of bytes at the beginning of a file that are searched for a secret.
-_SEARCHED = 1 << 16
-_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
-_SERVICE_ACCOUNT = re.compile(rb'"type"\s*:\s*"(?:service_account|authorized_user)"')
 
 
 @dataclass(frozen=True)
@@ -172,7 +162,7 @@ def _read(path: Path) -> bytes:
 
 def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(_SEARCHED)
+        return file.read(secrets.LOOKED_AT)
 
 
 def _value(content: bytes) -> Callable[[], bytes]:
@@ -204,7 +194,7 @@ def check_size(sizes: dict[str, int]) -> None:
 
 
 def _warnings(files: Sequence[Found], ignored: Sequence[str]) -> Iterator[str]:
-    suspects = [file.name for file in files if _looks_secret(file.name, _head(file.path))]
+    suspects = [file.name for file in files if secrets.looks_secret(file.name, _head(file.path))]
     if suspects:
         yield (
             f"These files seem to contain secrets: {_some(suspects)}. They are kept with the job. If you don't want that, "
@@ -212,21 +202,6 @@ def _warnings(files: Sequence[Found], ignored: Sequence[str]) -> Iterator[str]:
         )
     if ignored:
         yield f".gitignore excludes from the package: {_some(ignored)}."
-
-
-def _looks_secret(name: str, content: bytes) -> bool:
-    """Return True if a file may contain a secret, by its name and its first bytes.
-
-    The guess is for a warning: a package goes to other machines, and into archives that are kept.
-
-    Args:
-        name: its path; only the last part counts.
-        content: its first `_SEARCHED` bytes.
-    """
-    last = name.rpartition("/")[2].lower()
-    if any(fnmatchcase(last, pattern) for pattern in _SECRET_NAMES):
-        return True
-    return bool(_PRIVATE_KEY.search(content) or (last.endswith(".json") and _SERVICE_ACCOUNT.search(content)))
 
 
 def _some(names: Sequence[str]) -> str:
