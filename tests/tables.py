@@ -1,7 +1,7 @@
 """The tables of the docs that are made from the code. `make tables` writes them: `python -m tables`, in this folder.
 
 Tests compare each page with its table: tests/training/test_config.py, tests/compat/test_lightning_table.py and
-tests/xla/test_operations.py.
+tests/step/xla/test_operations.py.
 """
 
 from __future__ import annotations

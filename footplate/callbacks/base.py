@@ -45,118 +45,118 @@ class Callback:
         """Load a state that `state_dict` returned."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Before anything else of a stage: "fit", "validate", "test" or "predict"."""
+        """Called before anything else of a stage: "fit", "validate", "test" or "predict"."""
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """After everything else of a stage."""
+        """Called after everything else of a stage."""
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """At the very beginning of `fit`."""
+        """Called at the very beginning of `fit`."""
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """At the very end of `fit`."""
+        """Called at the very end of `fit`."""
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the sanity check: a few validation batches that run before training."""
+        """Called before the sanity check: a few validation batches that run before training."""
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the sanity check."""
+        """Called after the sanity check."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the first training epoch."""
+        """Called before the first training epoch."""
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the last training epoch."""
+        """Called after the last training epoch."""
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the first batch of an epoch."""
+        """Called before the first batch of an epoch."""
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the last batch of an epoch, validation included."""
+        """Called after the last batch of an epoch, validation included."""
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Before a training batch."""
+        """Called before a training batch."""
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """After a training batch."""
+        """Called after a training batch."""
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before a validation run."""
+        """Called before a validation run."""
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """After a validation run; `trainer.callback_metrics` holds its results."""
+        """Called after a validation run; `trainer.callback_metrics` holds its results."""
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the first validation batch."""
+        """Called before the first validation batch."""
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the last validation batch."""
+        """Called after the last validation batch."""
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Before a validation batch."""
+        """Called before a validation batch."""
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """After a validation batch."""
+        """Called after a validation batch."""
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before a test run."""
+        """Called before a test run."""
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """After a test run."""
+        """Called after a test run."""
 
     def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the first test batch."""
+        """Called before the first test batch."""
 
     def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the last test batch."""
+        """Called after the last test batch."""
 
     def on_test_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Before a test batch."""
+        """Called before a test batch."""
 
     def on_test_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """After a test batch."""
+        """Called after a test batch."""
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before a prediction run."""
+        """Called before a prediction run."""
 
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """After a prediction run."""
+        """Called after a prediction run."""
 
     def on_predict_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the first batch to predict."""
+        """Called before the first batch to predict."""
 
     def on_predict_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After the last predicted batch."""
+        """Called after the last predicted batch."""
 
     def on_predict_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Before a batch is predicted."""
+        """Called before a batch is predicted."""
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """After a batch is predicted."""
+        """Called after a batch is predicted."""
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
-        """Before the gradients are cleared."""
+        """Called before the gradients are cleared."""
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        """Before the backward pass."""
+        """Called before the backward pass."""
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """After the backward pass."""
+        """Called after the backward pass."""
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
-        """Before the optimizer steps."""
+        """Called before the optimizer steps."""
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add plain values or tensors to a checkpoint."""
@@ -169,7 +169,7 @@ class Callback:
         return weights
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """After an exception, including KeyboardInterrupt, stopped training."""
+        """Called after an exception, including KeyboardInterrupt, stopped training."""
 
 
 def is_kind(callback: Any, kind: type) -> bool:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 class DataWaitMonitor(Callback):
-    """Log `data_wait`: the share (0 … 1) of the time since the last report in which the device was idle and waited for the
-    next batch.
+    """Log `data_wait`: the share (0 … 1) of the time in which the device waited for data.
+
+    The share is of the time since the last report. The device waits if it is idle until the next batch comes.
 
     Near 0, the data keeps up. Near 1, a faster device gains nothing. The value is logged with the metrics of a step and of
     an epoch. Validation doesn't count. With several processes, it is the value of the first process. On CUDA, a wait

@@ -29,7 +29,7 @@ class EarlyStopping(Callback):
         divergence_threshold: stop as soon as the metric is worse than this.
         check_on_train_epoch_end: check at the end of training epochs instead of validation. This is the default if
             validation runs once an epoch or never.
-        log_rank_zero_only: accepted for compatibility with Lightning, without effect.
+        log_rank_zero_only: accepted for compatibility, without effect.
     """
 
     order = 1

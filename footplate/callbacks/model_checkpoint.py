@@ -45,7 +45,7 @@ class ModelCheckpoint(Callback):
         monitor: keep the best checkpoints by this metric. Without it, the latest are kept.
         verbose: print each save.
         save_last: keep `last.ckpt`, a link to the newest checkpoint, whether it is among the best or not. "link" is
-            accepted for compatibility with Lightning: `last.ckpt` is always a link.
+            accepted for compatibility: `last.ckpt` is always a link.
         save_top_k: how many of the best or latest to keep; -1 keeps all, 0 saves only the last.
         save_weights_only: save the weights without the state that resuming needs.
         mode: "min" or "max": which direction of `monitor` is better.
@@ -367,8 +367,10 @@ class ModelCheckpoint(Callback):
 
     def _others_paths(self, trainer: TrainerView) -> set[str]:
         """The checkpoints of other savers, which may be in the same directory."""
-        others = [saver for saver in trainer.callbacks if isinstance(saver, ModelCheckpoint) and saver is not self]
-        return set().union(*(saver._own_paths() for saver in others))
+        other_savers = [
+            saver for saver in trainer.callbacks if isinstance(saver, ModelCheckpoint) and saver is not self
+        ]
+        return set().union(*(saver._own_paths() for saver in other_savers))
 
 
 def format_name(template: str, values: Mapping[str, float], insert_names: bool = True) -> str:
@@ -390,11 +392,11 @@ def format_name(template: str, values: Mapping[str, float], insert_names: bool =
     return filled
 
 
-def _same(one: Place, other: Place) -> bool:
+def _same(first: Place, second: Place) -> bool:
     """Return True if two places are the same, relative to the working directory."""
-    if isinstance(one, Path) and isinstance(other, Path):
-        return one.absolute() == other.absolute()
-    return one == other
+    if isinstance(first, Path) and isinstance(second, Path):
+        return first.absolute() == second.absolute()
+    return first == second
 
 
 def _wants_checkpoints(logger: Any) -> bool:

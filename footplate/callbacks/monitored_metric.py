@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from footplate.callbacks.trainer_view import TrainerView
 
 
-def check_mode(mode: str, who: str) -> str:
+def check_mode(mode: str, owner: str) -> str:
     """Return `mode` if it is "min" or "max".
 
     Raises:
         ConfigError: `mode` is neither.
     """
     if mode not in ("min", "max"):
-        raise ConfigError(f'{who}(mode="{mode}"): expected "min" or "max".')
+        raise ConfigError(f'{owner}(mode="{mode}"): expected "min" or "max".')
     return mode
 
 
@@ -28,7 +28,7 @@ def better(score: float, than: float, mode: str) -> bool:
 
 
 def monitored(
-    trainer: TrainerView, monitor: str, who: str, strict: bool = True, values: Mapping[str, float] | None = None
+    trainer: TrainerView, monitor: str, owner: str, strict: bool = True, values: Mapping[str, float] | None = None
 ) -> float | None:
     """Read the current value of a metric, or of an entry of `values`. All ranks get rank 0's, so that they agree.
 
@@ -40,7 +40,7 @@ def monitored(
         if not strict:
             return None
         raise ConfigError(
-            f'{who}(monitor="{monitor}"): nothing of that name has been logged. '
+            f'{owner}(monitor="{monitor}"): nothing of that name has been logged. '
             f"{did_you_mean(monitor, trainer.callback_metrics)}"
         )
     return float(value)

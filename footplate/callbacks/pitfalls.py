@@ -71,7 +71,9 @@ class Pitfalls(Callback):
         self._first = trainer.world.rank == 0
         trainer.data_wait_s = trainer.data_wait_s or 0.0
         weight_readers = [
-            who for name in ("on_train_batch_start", "on_train_batch_end") for who in trainer.hooks.weight_readers(name)
+            reader
+            for name in ("on_train_batch_start", "on_train_batch_end")
+            for reader in trainer.hooks.weight_readers(name)
         ]
         state_bytes = sum(tensor.nbytes for tensor in (*pl_module.parameters(), *pl_module.buffers()))
         self._warn(pitfalls.transfers(weight_readers, state_bytes, trainer.log_every_n_steps))

@@ -22,7 +22,7 @@ them, `from_checkpoint.py` builds modules from them, and `foreign.py` translates
 
 from footplate.checkpoint.from_checkpoint import load_datamodule, load_module
 from footplate.checkpoint.loading import examine, exists, find, identity, is_complete, load, newest, read_meta
-from footplate.checkpoint.saving import delete, point, prepare, save, sweep, unpoint
+from footplate.checkpoint.saving import clean_up, delete, point, prepare, save, unpoint
 from footplate.checkpoint.storage.base import META, STATE, SUFFIX
 
 LAST = f"last{SUFFIX}"
@@ -32,6 +32,7 @@ __all__ = [
     "META",
     "STATE",
     "SUFFIX",
+    "clean_up",
     "delete",
     "examine",
     "exists",
@@ -46,6 +47,5 @@ __all__ = [
     "prepare",
     "read_meta",
     "save",
-    "sweep",
     "unpoint",
 ]

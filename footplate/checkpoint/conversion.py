@@ -30,7 +30,7 @@ def convert(source: str | Place, target: str | Place, force: bool = False) -> st
     """Convert a checkpoint to another form. The target is written completely or not at all.
 
     Args:
-        source: a Footplate checkpoint, or a torch file such as Lightning's.
+        source: a Footplate checkpoint, or a torch file, such as another library's.
         target: the file or checkpoint to write; its suffix chooses the form.
         force: replace an existing target.
 

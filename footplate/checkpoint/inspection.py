@@ -156,7 +156,7 @@ def _checksum_fault(place: Place, meta: dict[str, Any]) -> str:
 
 
 def _inspect_file(place: Place) -> CheckpointInfo:
-    """Inspect a torch file, such as Lightning's. It has no header of its own, so all of it is loaded."""
+    """Inspect a torch file, such as another library's. It has no header of its own, so all of it is loaded."""
     state = to_run_state(checkpoint.load(place))
     weights: Counter[str] = Counter()
     for value in state["state_dict"].values():

@@ -308,8 +308,8 @@ def load_weights(module: Any, weights: dict[str, Any], source: str, strict: bool
     module.load_state_dict(weights, strict=strict)
 
 
-def _load_part(part: Any, state: Any, what: str) -> None:
+def _load_part(part: Any, state: Any, name: str) -> None:
     try:
         part.load_state_dict(state)
     except (ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"{what} does not fit: {error}") from error
+        raise CheckpointError(f"{name} does not fit: {error}") from error

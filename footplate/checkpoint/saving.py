@@ -27,13 +27,13 @@ def prepare(directory: str | Place) -> None:
     """
     place = to_place(directory)
     store_of(place).prepare(place)
-    store_of(place).sweep(place)
+    store_of(place).clean_up(place)
 
 
-def sweep(directory: str | Place) -> None:
+def clean_up(directory: str | Place) -> None:
     """Remove what interrupted writes left in a directory, and finish a replacement that was interrupted."""
     place = to_place(directory)
-    store_of(place).sweep(place)
+    store_of(place).clean_up(place)
 
 
 def delete(path: str | Place) -> None:

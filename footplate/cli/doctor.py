@@ -39,12 +39,13 @@ def run(name: str, argv: Sequence[str]) -> int:
 
     from footplate.cli.formats import show
     from footplate.hardware import doctor
+    from footplate.hardware.doctor_page import page
 
     report = doctor.examine()
     if args.json:
         print(json.dumps(doctor.to_dict(report), indent=2, default=str))
     else:
-        show(doctor.render(report))
+        show(page(report))
     return 0 if report.ok else 1
 
 

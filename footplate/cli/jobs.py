@@ -27,9 +27,9 @@ def parser(name: str) -> Parser:
     return make_parser(name, "Submit training jobs, and check their configuration.")
 
 
-def add_actions(made: Any, only: str | None = None) -> None:
+def add_actions(command: Any, only: str | None = None) -> None:
     """Add the actions to the parser. `only` names the one that is needed, if making all would take too long."""
-    commands = made.add_subcommands(dest="action")
+    commands = command.add_subcommands(dest="action")
     submit = commands.add_subcommand("submit", make_parser("jobs submit", "Submit a job."), help="submit a job")
     commands.add_subcommand("check", jobs_check.parser(), help="check a job's config.yaml")
     commands.add_subcommand(
@@ -48,10 +48,10 @@ def run(name: str, argv: Sequence[str]) -> int:
     Raises:
         FootplateError: the arguments are wrong, or the job can't be submitted as it is.
     """
-    made = parser(name)
+    command = parser(name)
     end = list(argv).index("--") if "--" in argv else len(argv)
     ours, args = list(argv[:end]), list(argv[end + 1 :])
-    add_actions(made, ours[0] if ours and ours[0] in ("submit", "translate", *jobs_watch.ACTIONS) else None)
+    add_actions(command, ours[0] if ours and ours[0] in ("submit", "translate", *jobs_watch.ACTIONS) else None)
     if ours[:2] == ["submit", "training"]:
         jobs_submit.refuse_unknown_options(ours[2:])
     elif args and ours[:1] not in (["translate"], ["local-train"]):
@@ -61,16 +61,16 @@ def run(name: str, argv: Sequence[str]) -> int:
     # The supervisor's process starts now, and imports its modules while the job is read and checked.
     submits = ours[:2] == ["submit", "training"] and not {"--dry-run", "--help", "-h"}.intersection(ours)
     with prestart.prestarted() if submits else contextlib.nullcontext():
-        return _do(made.parse_args(ours), args)
+        return _do(command.parse_args(ours), args)
 
 
-def _do(given: Namespace, args: list[str]) -> int:
-    if given.action == "translate":
-        return translate.run(given, args)
-    if given.action == "local-train":
-        return jobs_local_train.run(given, args)
-    if given.action == "check":
-        return jobs_check.run(given)
-    if given.action == "submit":
-        return jobs_submit.run(given, args)
-    return jobs_watch.run(given.action, given)
+def _do(parsed: Namespace, args: list[str]) -> int:
+    if parsed.action == "translate":
+        return translate.run(parsed, args)
+    if parsed.action == "local-train":
+        return jobs_local_train.run(parsed, args)
+    if parsed.action == "check":
+        return jobs_check.run(parsed)
+    if parsed.action == "submit":
+        return jobs_submit.run(parsed, args)
+    return jobs_watch.run(parsed.action, parsed)

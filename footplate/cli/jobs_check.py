@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 def parser() -> Parser:
     """The parser of `jobs check`."""
-    made = make_parser("jobs check", "Print all problems of a job's config.yaml. The exit code is 1 if there are any.")
-    made.add_argument("file", help="a config.yaml")
-    made.add_argument(
+    command = make_parser(
+        "jobs check", "Print all problems of a job's config.yaml. The exit code is 1 if there are any."
+    )
+    command.add_argument("file", help="a config.yaml")
+    command.add_argument(
         "--modernize", action="store_true", help="rewrite the file: replace machines that no longer exist"
     )
-    add_format(made)
-    return made
+    add_format(command)
+    return command
 
 
-def run(given: Namespace) -> int:
+def run(parsed: Namespace) -> int:
     """Check a file. Returns 1 if it has problems.
 
     Raises:
@@ -38,29 +40,33 @@ def run(given: Namespace) -> int:
     from footplate.jobs.spec.resolving import checked, problems
     from footplate.jobs.spec.yamlfile import load
 
-    file, modernize = given.file, given.modernize
+    file, modernize = parsed.file, parsed.modernize
     document = load(file)
     asked = draft(document, partial=True)
-    found = problems(asked)
-    notices = [] if found else checking.notices(checked(asked))
+    faults = problems(asked)
+    notices = [] if faults else checking.notices(checked(asked))
     changed: list[str] = []
-    if modernize and not found:
-        text, made = rewrite(document)
-        if made:
+    if modernize and not faults:
+        text, edits = rewrite(document)
+        if edits:
             _replace(Path(file), text)
-        changed, notices = [str(change) for change in made], []
+        changed, notices = [str(change) for change in edits], []
     answer = {
         "file": file,
-        "valid": not found,
-        "problems": [{"key": dotted(one.path), "place": one.place, "problem": one.text} for one in found],
+        "valid": not faults,
+        "problems": [
+            {"key": dotted(problem.path), "place": problem.place, "problem": problem.text} for problem in faults
+        ],
         "notices": notices,
         "changed": changed,
     }
-    lines = [*map(str, found), *notices] or [f"{file}: no problems."]
-    if modernize and not found:
-        lines = [f"{file}: changed", *(f"  {one}" for one in changed)] if changed else [f"{file}: needs no change."]
-    show_as(given.format, answer, lambda: "\n".join(lines))
-    return int(bool(found))
+    lines = [*map(str, faults), *notices] or [f"{file}: no problems."]
+    if modernize and not faults:
+        lines = (
+            [f"{file}: changed", *(f"  {change}" for change in changed)] if changed else [f"{file}: needs no change."]
+        )
+    show_as(parsed.format, answer, lambda: "\n".join(lines))
+    return int(bool(faults))
 
 
 def _replace(path: Path, text: str) -> None:

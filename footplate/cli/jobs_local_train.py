@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 def parser() -> Parser:
     """The parser of `jobs local-train`."""
-    made = make_parser(
+    command = make_parser(
         "jobs local-train",
         "Run a job's program on this machine, in the foreground. Everything after -- belongs to the program.",
     )
-    made.add_argument("--package-path", required=True, help="the directory of the program's package")
-    made.add_argument("--module-name", required=True, help="the module to run, such as trainer.task")
-    made.add_argument(
+    command.add_argument("--package-path", required=True, help="the directory of the program's package")
+    command.add_argument("--module-name", required=True, help="the module to run, such as trainer.task")
+    command.add_argument(
         "--job-dir", help="the directory for outputs: gs://, s3:// or a path; the program gets it as --job-dir"
     )
-    made.add_argument(
+    command.add_argument(
         "--env",
         action="append",
         metavar="NAME[=VALUE]",
         help="a variable for the program; without a value, that of this shell; repeatable",
     )
-    return made
+    return command
 
 
-def run(given: Namespace, args: list[str]) -> int:
+def run(parsed: Namespace, args: list[str]) -> int:
     """Replace this process by the program, so that it ends with the program's exit code.
 
     Raises:
@@ -56,15 +56,15 @@ def run(given: Namespace, args: list[str]) -> int:
     from footplate.jobs.spec.resolving import resolve
     from footplate.launch.rendezvous import HOST, free_addresses
 
-    package = Path(given.package_path)
-    named = {"module-name": given.module_name, **({"job-dir": given.job_dir} if given.job_dir else {})}
+    package = Path(parsed.package_path)
+    named = {"module-name": parsed.module_name, **({"job-dir": parsed.job_dir} if parsed.job_dir else {})}
     misplaced(args, set())
     job = resolve(draft(None, named, args, "local_train"))
-    if text := package_problem(package) or module_problem(package, given.module_name):
+    if text := package_problem(package) or module_problem(package, parsed.module_name):
         raise ConfigError(text)
     for notice in BACKEND.check(job, {}):
         print(notice, file=sys.stderr)
-    variables = process_env.given(given.env or (), os.environ)
+    variables = process_env.from_option(parsed.env or (), os.environ)
     execution = Execution.of(job, "", Path.cwd(), {})
     if execution.job_dir is not None and "://" not in execution.job_dir:
         Path(execution.job_dir).mkdir(parents=True, exist_ok=True)

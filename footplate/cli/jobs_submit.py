@@ -59,29 +59,29 @@ def parser() -> Parser:
     """The parser of `jobs submit training`."""
     from footplate.jobs.backends import OPTIONS
 
-    made = make_parser(
+    command = make_parser(
         "jobs submit training",
         "Submit a training job. An option overrides the file. Everything after -- belongs to the program.",
     )
-    made.add_argument("name", help="the job's name: letters, digits and underscores, starting with a letter")
-    made.add_argument("--config", help="a config.yaml: trainingInput: …")
-    made.add_argument("--package-path", help="the directory of the program's package")
+    command.add_argument("name", help="the job's name: letters, digits and underscores, starting with a letter")
+    command.add_argument("--config", help="a config.yaml: trainingInput: …")
+    command.add_argument("--package-path", help="the directory of the program's package")
     for flag, about in _FLAGS.items():
-        made.add_argument(f"--{flag}", help=about)
+        command.add_argument(f"--{flag}", help=about)
     for role in _ROLES:
-        for what, about in _ROLE_FLAGS.items():
-            if (role, what) != ("master", "count"):
-                names = [f"--{role}-{what}", *_older(f"{role}-{what}")]
-                made.add_argument(*names, help=f"{role}: {about}")
-    made.add_argument(
+        for option, about in _ROLE_FLAGS.items():
+            if (role, option) != ("master", "count"):
+                names = [f"--{role}-{option}", *_older(f"{role}-{option}")]
+                command.add_argument(*names, help=f"{role}: {about}")
+    command.add_argument(
         "--env",
         action="append",
         metavar="NAME[=VALUE]",
         help="a variable for the program, on this machine; without a value, that of this shell; repeatable",
     )
-    made.add_argument("--modernize", action="store_true", help="replace machines that no longer exist")
-    made.add_argument("--dry-run", action="store_true", help="check the job, and print it as it would be submitted")
-    made.add_argument(
+    command.add_argument("--modernize", action="store_true", help="replace machines that no longer exist")
+    command.add_argument("--dry-run", action="store_true", help="check the job, and print it as it would be submitted")
+    command.add_argument(
         "--backend",
         choices=list(OPTIONS),
         default="local",
@@ -89,11 +89,13 @@ def parser() -> Parser:
     )
     for backend, options_of_backend in OPTIONS.items():
         for option, about in options_of_backend.items():
-            made.add_argument(f"--{option}", help=f"for --backend {backend}: {about}")
-    made.add_argument("--stream-logs", action="store_true", help="print the job's output until the job ends")
-    made.add_argument("--async", action="store_true", help="return when the job is in the queue; this is the default")
-    add_format(made, None)
-    return made
+            command.add_argument(f"--{option}", help=f"for --backend {backend}: {about}")
+    command.add_argument("--stream-logs", action="store_true", help="print the job's output until the job ends")
+    command.add_argument(
+        "--async", action="store_true", help="return when the job is in the queue; this is the default"
+    )
+    add_format(command, None)
+    return command
 
 
 def _older(flag: str) -> list[str]:
@@ -135,44 +137,45 @@ def _is_number(word: str) -> bool:
     return word[1:].replace(".", "", 1).isdigit()
 
 
-def run(given: Namespace, args: list[str]) -> int:
+def run(parsed: Namespace, args: list[str]) -> int:
     """Submit a job. Returns 1 if `--stream-logs` waited for the job, and the job failed.
 
     Raises:
         FootplateError: the job can't be submitted as it is.
     """
-    planned = _plan(given, args)
+    planned = _plan(parsed, args)
     for notice in planned.job.notices:
         print(f"{notice} --modernize does this." if "equivalent" in notice else notice, file=sys.stderr)
-    return _dry_run(given, planned) if given.dry_run else _submit(given, planned)
+    return _dry_run(parsed, planned) if parsed.dry_run else _submit(parsed, planned)
 
 
-def _plan(given: Namespace, args: list[str]) -> PlannedJob:
+def _plan(parsed: Namespace, args: list[str]) -> PlannedJob:
     """Translate the command line, and plan the job."""
     from footplate.jobs.spec import flags
     from footplate.jobs.spec.problems import SpecError
     from footplate.jobs.submission import PackageInput, Submission, plan
 
-    _refuse_contradictions(given)
+    _refuse_contradictions(parsed)
     document = None
-    if given.config:
-        from footplate.jobs.spec.yamlfile import load  # imports YAML, which a job made of flags doesn't need
+    if parsed.config:
+        # Import YAML here: a job made of flags doesn't need it.
+        from footplate.jobs.spec.yamlfile import load
 
-        document = load(given.config)
-    named = {flag: value for flag in flags.KEYS if (value := getattr(given, flag.replace("-", "_"))) is not None}
+        document = load(parsed.config)
+    named = {flag: value for flag in flags.KEYS if (value := getattr(parsed, flag.replace("-", "_"))) is not None}
     submission = Submission(
-        name=given.name,
+        name=parsed.name,
         package_input=PackageInput(
             (), "--package-path", "give its package with --package-path, or --packages, or an image."
         ),
         document=document,
         flags=named,
         args=args,
-        package=Path(given.package_path) if given.package_path is not None else None,
-        modernize=given.modernize,
-        backend=given.backend,
-        options=_backend_options(given),
-        variables=process_env.given(given.env or (), os.environ),
+        package=Path(parsed.package_path) if parsed.package_path is not None else None,
+        modernize=parsed.modernize,
+        backend=parsed.backend,
+        options=_backend_options(parsed),
+        variables=process_env.from_option(parsed.env or (), os.environ),
     )
 
     hints = misplaced(args, {f"--{flag}" for flag in named})
@@ -187,7 +190,7 @@ def _plan(given: Namespace, args: list[str]) -> PlannedJob:
     return planned
 
 
-def _submit(given: Namespace, planned: PlannedJob) -> int:
+def _submit(parsed: Namespace, planned: PlannedJob) -> int:
     from footplate.cli.jobs_watch import stream, tell
     from footplate.jobs.operations import Jobs
     from footplate.jobs.submission import submit
@@ -195,14 +198,14 @@ def _submit(given: Namespace, planned: PlannedJob) -> int:
     jobs = Jobs.from_env()
     for notice in submit(planned, jobs):
         print(notice, file=sys.stderr)
-    if given.stream_logs:
-        return stream(jobs, given.name)
-    see = f"footplate jobs describe {given.name}\n  footplate jobs stream-logs {given.name}"
-    tell(jobs, given, f"{given.name} is submitted. See it:\n  {see}")
+    if parsed.stream_logs:
+        return stream(jobs, parsed.name)
+    see = f"footplate jobs describe {parsed.name}\n  footplate jobs stream-logs {parsed.name}"
+    tell(jobs, parsed, f"{parsed.name} is submitted. See it:\n  {see}")
     return 0
 
 
-def _dry_run(given: Namespace, planned: PlannedJob) -> int:
+def _dry_run(parsed: Namespace, planned: PlannedJob) -> int:
     from footplate.cli.formats import show_as
     from footplate.jobs.submission import dry_run
 
@@ -210,12 +213,12 @@ def _dry_run(given: Namespace, planned: PlannedJob) -> int:
     for notice in result.notices:
         print(notice, file=sys.stderr)
     job = planned.job
-    described = {**job.to_dict(), "packagePath": given.package_path, "env": sorted(planned.variables)}
-    show_as(given.format or "yaml", result.request or described, lambda: render(job))
+    described = {**job.to_dict(), "packagePath": parsed.package_path, "env": sorted(planned.variables)}
+    show_as(parsed.format or "yaml", result.request or described, lambda: render(job))
     return 0
 
 
-def _backend_options(given: Namespace) -> dict[str, str]:
+def _backend_options(parsed: Namespace) -> dict[str, str]:
     """The options of the chosen backend. Other commands accept gcloud's `--project` and ignore it, so this one does too.
 
     Raises:
@@ -226,30 +229,30 @@ def _backend_options(given: Namespace) -> dict[str, str]:
     values = {}
     for backend, options_of_backend in OPTIONS.items():
         for option in options_of_backend:
-            value = getattr(given, option.replace("-", "_"))
-            if value is not None and option == "project" and backend != given.backend:
+            value = getattr(parsed, option.replace("-", "_"))
+            if value is not None and option == "project" and backend != parsed.backend:
                 print(f"--project is ignored: it is for --backend {backend}.", file=sys.stderr)
                 continue
-            if value is not None and backend != given.backend:
+            if value is not None and backend != parsed.backend:
                 raise ConfigError(f"--{option} is for --backend {backend}: give that, too, or leave it out.")
             if value is not None:
                 values[option] = value
     return values
 
 
-def _refuse_contradictions(given: Namespace) -> None:
-    if vars(given)["async"] and given.stream_logs:
+def _refuse_contradictions(parsed: Namespace) -> None:
+    if vars(parsed)["async"] and parsed.stream_logs:
         raise ConfigError("--async returns at once, and --stream-logs waits until the job ends: give one of them.")
-    if given.format and given.stream_logs:
+    if parsed.format and parsed.stream_logs:
         raise ConfigError("--format describes the job, and --stream-logs prints its output: give one of them.")
 
 
-def misplaced(args: Sequence[str], given: set[str]) -> list[str]:
+def misplaced(args: Sequence[str], named: set[str]) -> list[str]:
     """Hints about options of this command among the program's arguments.
 
     Args:
         args: the words after `--`.
-        given: the options before `--`.
+        named: the options before `--`.
 
     Raises:
         ConfigError: `--job-dir` is among the arguments. The program gets it anyway.
@@ -263,7 +266,7 @@ def misplaced(args: Sequence[str], given: set[str]) -> list[str]:
     return [
         f"{word} is after --, so it belongs to the program. If it is meant for the job, write it before --."
         for word in words
-        if word in options() - {"-h", "--help"} and word not in given
+        if word in options() - {"-h", "--help"} and word not in named
     ]
 
 

@@ -47,33 +47,34 @@ def add_to(commands: Any, only: str | None = None) -> None:
     for action, about in _ABOUT.items():
         if only not in (None, action):
             continue
-        made = make_parser(f"jobs {action}", f"{about[0].upper()}{about[1:]}.")
+        command = make_parser(f"jobs {action}", f"{about[0].upper()}{about[1:]}.")
         if action not in ("list", "clean", "daemon"):
-            name: Any = made.add_argument("name", help="the job's name")
-            name.complete = dict.fromkeys(("bash", "zsh"), COMPLETE_NAMES)  # shtab reads this attribute
+            name: Any = command.add_argument("name", help="the job's name")
+            # shtab reads this attribute.
+            name.complete = dict.fromkeys(("bash", "zsh"), COMPLETE_NAMES)
         if action == "list":
-            made.add_argument("--filter", help="such as state=RUNNING or labels.team=vision")
-            made.add_argument(
+            command.add_argument("--filter", help="such as state=RUNNING or labels.team=vision")
+            command.add_argument(
                 "--sort-by", help="such as state,~startTime; ~ reverses the order; the default is ~createTime"
             )
-            made.add_argument("--limit", type=int, default=SHOWN, help="the largest number of jobs; 0 for all")
+            command.add_argument("--limit", type=int, default=SHOWN, help="the largest number of jobs; 0 for all")
         if action == "stream-logs":
-            made.add_argument("--tail", type=int, help="print only this many lines of the existing output")
+            command.add_argument("--tail", type=int, help="print only this many lines of the existing output")
         if action in ("list", "cancel", "wait", "resubmit"):
-            add_format(made)
+            add_format(command)
         if action == "cancel":
-            made.add_argument(
+            command.add_argument(
                 "--machine-lost", action="store_true", help="don't wait for the job's machine, which won't come back"
             )
         if action == "clean":
-            made.add_argument("--unused-for", default="30d", help="delete only what has been unused for this time")
-            made.add_argument("--dry-run", action="store_true", help="only list what would be deleted")
+            command.add_argument("--unused-for", default="30d", help="delete only what has been unused for this time")
+            command.add_argument("--dry-run", action="store_true", help="only list what would be deleted")
         if action == "describe":
-            add_format(made, "yaml")
-        commands.add_subcommand(action, made, help=about)
+            add_format(command, "yaml")
+        commands.add_subcommand(action, command, help=about)
 
 
-def run(action: str, given: Namespace) -> int:
+def run(action: str, parsed: Namespace) -> int:
     """Run an action. Returns the exit code.
 
     Raises:
@@ -82,7 +83,7 @@ def run(action: str, given: Namespace) -> int:
     from footplate.jobs.operations import Jobs
 
     jobs = Jobs.from_env()
-    return _ACTIONS[action](jobs, given)
+    return _ACTIONS[action](jobs, parsed)
 
 
 def stream(jobs: Jobs, name: str, tail: int | None = None) -> int:
@@ -127,14 +128,14 @@ def _one_line(job: Job, state: State) -> str:
     return f"{job.name} is {state}{why or waits}"
 
 
-def _list(jobs: Jobs, given: Namespace) -> int:
+def _list(jobs: Jobs, parsed: Namespace) -> int:
     from footplate.cli.formats import aligned
     from footplate.jobs.listing import select
 
-    if given.limit < 0:
-        raise ConfigError(f"--limit {given.limit}: expected the number of jobs to show, or 0 for all.")
+    if parsed.limit < 0:
+        raise ConfigError(f"--limit {parsed.limit}: expected the number of jobs to show, or 0 for all.")
     jobs.reconcile()
-    rows, count = select(jobs.store, given.filter, given.sort_by, given.limit or None)
+    rows, count = select(jobs.store, parsed.filter, parsed.sort_by, parsed.limit or None)
     shown = [_row(summary) for summary in rows]
     columns = {"jobId": "job", "state": "state", "createTime": "created", "took": "took", "cause": "cause"}
     table = [
@@ -142,7 +143,7 @@ def _list(jobs: Jobs, given: Namespace) -> int:
         for values, row in zip(shown, rows, strict=True)
     ]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    show_as(given.format, shown, lambda: aligned(table, columns, width) if shown else "There are no such jobs.")
+    show_as(parsed.format, shown, lambda: aligned(table, columns, width) if shown else "There are no such jobs.")
     if len(rows) < count:
         print(f"{count - len(rows)} more: --limit {count}", file=sys.stderr)
     return 0
@@ -172,15 +173,15 @@ def _took(summary: Summary) -> str:
     return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
 
 
-def _describe(jobs: Jobs, given: Namespace) -> int:
-    shown = description(jobs, jobs.find(given.name))
-    show_as(given.format, shown, lambda: "\n".join(_lines(shown)))
+def _describe(jobs: Jobs, parsed: Namespace) -> int:
+    shown = description(jobs, jobs.find(parsed.name))
+    show_as(parsed.format, shown, lambda: "\n".join(_lines(shown)))
     return 0
 
 
-def tell(jobs: Jobs, given: Namespace, sentence: str) -> None:
+def tell(jobs: Jobs, parsed: Namespace, sentence: str) -> None:
     """Print a sentence about a job or, with `--format`, everything about it."""
-    show_as(given.format, description(jobs, jobs.store.find(given.name)), lambda: sentence)
+    show_as(parsed.format, description(jobs, jobs.store.find(parsed.name)), lambda: sentence)
 
 
 def description(jobs: Jobs, job: Job) -> dict[str, Any]:
@@ -243,54 +244,54 @@ def _lines(shown: dict[str, Any]) -> list[str]:
     return [*facts, "", "history:", *steps, *(["", "processes:", *ran] if ran else [])]
 
 
-def _stream_logs(jobs: Jobs, given: Namespace) -> int:
-    if given.tail is not None and given.tail < 0:
-        raise ConfigError(f"--tail {given.tail}: expected a number of lines, 0 or more.")
-    return stream(jobs, given.name, given.tail)
+def _stream_logs(jobs: Jobs, parsed: Namespace) -> int:
+    if parsed.tail is not None and parsed.tail < 0:
+        raise ConfigError(f"--tail {parsed.tail}: expected a number of lines, 0 or more.")
+    return stream(jobs, parsed.name, parsed.tail)
 
 
-def _cancel(jobs: Jobs, given: Namespace) -> int:
-    tell(jobs, given, f"{given.name} is {jobs.cancel(given.name, given.machine_lost)}")
+def _cancel(jobs: Jobs, parsed: Namespace) -> int:
+    tell(jobs, parsed, f"{parsed.name} is {jobs.cancel(parsed.name, parsed.machine_lost)}")
     return 0
 
 
-def _wait(jobs: Jobs, given: Namespace) -> int:
+def _wait(jobs: Jobs, parsed: Namespace) -> int:
     from footplate.jobs.states import State
 
-    job = jobs.wait(given.name)
-    tell(jobs, given, _one_line(job, job.state))
+    job = jobs.wait(parsed.name)
+    tell(jobs, parsed, _one_line(job, job.state))
     return int(job.state != State.SUCCEEDED)
 
 
-def _delete(jobs: Jobs, given: Namespace) -> int:
-    jobs.delete(given.name)
-    print(f"{given.name} is deleted. The files in its job directory are still there.")
+def _delete(jobs: Jobs, parsed: Namespace) -> int:
+    jobs.delete(parsed.name)
+    print(f"{parsed.name} is deleted. The files in its job directory are still there.")
     return 0
 
 
-def _resubmit(jobs: Jobs, given: Namespace) -> int:
-    tell(jobs, given, f"{given.name} is {jobs.resubmit(given.name)}")
+def _resubmit(jobs: Jobs, parsed: Namespace) -> int:
+    tell(jobs, parsed, f"{parsed.name} is {jobs.resubmit(parsed.name)}")
     return 0
 
 
-def _clean(jobs: Jobs, given: Namespace) -> int:
+def _clean(jobs: Jobs, parsed: Namespace) -> int:
     from footplate.jobs.spec.naming import duration, seconds
 
     try:
-        unused_s = seconds(duration(given.unused_for))
+        unused_s = seconds(duration(parsed.unused_for))
     except ValueError as error:
-        raise ConfigError(f"--unused-for {given.unused_for}: {error}.") from None
-    wastes = jobs.clean(unused_s, given.dry_run)
+        raise ConfigError(f"--unused-for {parsed.unused_for}: {error}.") from None
+    wastes = jobs.clean(unused_s, parsed.dry_run)
     for waste in wastes:
         days = waste.unused_s / 86400
         size = f"{waste.nbytes / 2**20:>9.1f} MiB"
         print(f"{waste.kind:<12} {waste.path.name[:20]:<20} {size}, unused for {days:.1f} days")
-    what = "would be deleted" if given.dry_run else "deleted"
-    print(f"{len(wastes)} {what}, {sum(waste.nbytes for waste in wastes) / 2**20:.1f} MiB")
+    verb = "would be deleted" if parsed.dry_run else "deleted"
+    print(f"{len(wastes)} {verb}, {sum(waste.nbytes for waste in wastes) / 2**20:.1f} MiB")
     return 0
 
 
-def _daemon(jobs: Jobs, given: Namespace) -> int:
+def _daemon(jobs: Jobs, parsed: Namespace) -> int:
     import signal
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -24,24 +24,24 @@ def parser(name: str = "jobs translate") -> Parser:
     from footplate.jobs.spec.problems import dotted
     from footplate.jobs.translate import TARGETS
 
-    made = make_parser(
+    command = make_parser(
         name,
         "Translate a job for another system. An option overrides the file; the program's arguments follow after --.",
     )
-    made.add_argument("file", help="a config.yaml")
-    made.add_argument("--to", choices=list(TARGETS), required=True, help="the other system")
-    made.add_argument("--name", help="the job's name, if the file has none")
-    made.add_argument(
+    command.add_argument("file", help="a config.yaml")
+    command.add_argument("--to", choices=list(TARGETS), required=True, help="the other system")
+    command.add_argument("--name", help="the job's name, if the file has none")
+    command.add_argument(
         "--format",
         choices=["json", "yaml"],
         help="the output's format; by default the usual one of that system",
     )
     for flag, path in KEYS.items():
-        made.add_argument(f"--{flag}", help=dotted(path))
-    return made
+        command.add_argument(f"--{flag}", help=dotted(path))
+    return command
 
 
-def run(given: Namespace, args: Sequence[str]) -> int:
+def run(parsed: Namespace, args: Sequence[str]) -> int:
     """Print the translation. Returns 0.
 
     Raises:
@@ -53,14 +53,14 @@ def run(given: Namespace, args: Sequence[str]) -> int:
     from footplate.jobs.spec.yamlfile import load
     from footplate.jobs.translate import translate
 
-    named = {flag: value for flag in flags.KEYS if (value := getattr(given, flag.replace("-", "_"))) is not None}
-    job = resolve(draft(load(given.file), named, args, given.name, partial=True))
-    translation = translate(job, given.to)
-    form = given.format or translation.form
+    named = {flag: value for flag in flags.KEYS if (value := getattr(parsed, flag.replace("-", "_"))) is not None}
+    job = resolve(draft(load(parsed.file), named, args, parsed.name, partial=True))
+    translation = translate(job, parsed.to)
+    form = parsed.format or translation.form
     if isinstance(translation.document, str):
-        if given.format:
+        if parsed.format:
             raise ConfigError(
-                f"--format {given.format}: for {given.to} the output is a script, which has one form. Leave it out."
+                f"--format {parsed.format}: for {parsed.to} the output is a script, which has one form. Leave it out."
             )
         print(translation.document, end="")
     elif form == "json":

@@ -120,9 +120,9 @@ def packages() -> list[str]:
     return list(_targets)
 
 
-def adapter_of(thing: Any) -> Adapter | None:
+def adapter_of(instance: Any) -> Adapter | None:
     """The adapter of the library that defines an object's class or one of its base classes; None for no library's."""
-    return next((adapter for kind in type(thing).__mro__ if (adapter := _adapter_of_class(kind)) is not None), None)
+    return next((adapter for kind in type(instance).__mro__ if (adapter := _adapter_of_class(kind)) is not None), None)
 
 
 def is_adapted_base(kind: type) -> bool:
@@ -131,10 +131,10 @@ def is_adapted_base(kind: type) -> bool:
     return adapter is not None and kind.__name__ in adapter.hook_bases
 
 
-def adapters_of(things: Iterable[Any]) -> list[Adapter]:
+def adapters_of(instances: Iterable[Any]) -> list[Adapter]:
     """The adapters of several objects, each once."""
-    found = {id(adapter): adapter for thing in things if (adapter := adapter_of(thing)) is not None}
-    return list(found.values())
+    adapters = {id(adapter): adapter for instance in instances if (adapter := adapter_of(instance)) is not None}
+    return list(adapters.values())
 
 
 def adapters_in_use() -> list[Adapter]:
@@ -180,7 +180,8 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     """A hint at the public name nearest to a misspelt one; empty if no name is near."""
     if name.startswith("_"):
         return ""
-    import difflib  # only needed after a mistake
+    # Import it here: only a mistake needs it.
+    import difflib
 
     near = difflib.get_close_matches(name, [other for other in names if not other.startswith("_")], n=1)
     return f" Did you mean trainer.{near[0]}?" if near else " dir(footplate.Trainer) lists the attributes."

@@ -47,7 +47,8 @@ def did_you_mean(name: str, options: Iterable[object]) -> str:
     >>> did_you_mean("val_lss", ["val_loss", "train_loss"])
     'Did you mean "val_loss"? There are: train_loss, val_loss.'
     """
-    import difflib  # imported here, since only an error needs it
+    # Import it here: only an error needs it.
+    import difflib
 
     known = sorted(str(option) for option in options)
     if not known:

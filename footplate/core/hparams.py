@@ -47,7 +47,8 @@ class HyperParameters:
     """Hyper-parameters of a `Module` or a `DataModule`, which inherit from this class."""
 
     _hparams: AttributeDict | None = None
-    _hparams_name: str = "kwargs"  # or the argument of `__init__` that held all of them
+    # The name for all values, or for the argument of `__init__` that held all of them.
+    _hparams_name: str = "kwargs"
     _log_hyperparams: bool = True
 
     @property
@@ -81,30 +82,30 @@ class HyperParameters:
         Raises:
             ConfigError: a name that `__init__` does not have.
         """
-        given: dict[str, Any] = {}
+        chosen: dict[str, Any] = {}
         caller = frame or inspect.currentframe().f_back  # type: ignore[union-attr]
         arguments = _init_arguments(self, caller)
         whole = None
         if len(args) == 1 and not isinstance(args[0], str):
-            given.update(args[0] if isinstance(args[0], dict) else vars(args[0]))
+            chosen.update(args[0] if isinstance(args[0], dict) else vars(args[0]))
             whole = next((name for name, value in arguments.items() if value is args[0]), None)
         else:
-            given.update(arguments)
-            unknown = next((name for name in args if name not in given), None)
+            chosen.update(arguments)
+            unknown = next((name for name in args if name not in chosen), None)
             if unknown is not None:
                 raise ConfigError(
                     f'save_hyperparameters("{unknown}"): {type(self).__name__}.__init__ has no such argument. '
-                    f"{did_you_mean(unknown, given)}"
+                    f"{did_you_mean(unknown, chosen)}"
                 )
             if args:
-                given = {name: given[name] for name in args}
+                chosen = {name: chosen[name] for name in args}
         ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())
-        given = {name: value for name, value in given.items() if name not in ignored}
+        chosen = {name: value for name, value in chosen.items() if name not in ignored}
 
-        self.hparams.update(given)
+        self.hparams.update(chosen)
         object.__setattr__(self, "_hparams_name", whole or "kwargs")
         object.__setattr__(self, "_log_hyperparams", logger)
-        object.__setattr__(self, "_hparams_initial", AttributeDict({**self.hparams_initial, **_copy_plain(given)}))
+        object.__setattr__(self, "_hparams_initial", AttributeDict({**self.hparams_initial, **_copy_plain(chosen)}))
 
 
 def plain(value: Any) -> Any:
@@ -152,16 +153,18 @@ def to_state(owner: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def arguments_from(state: dict[str, Any], parameters: Collection[str], given: dict[str, Any], prefix: str = "") -> Any:
-    """Return the arguments for an `__init__` with `parameters`: those of the checkpoint, overridden by `given`."""
+def arguments_from(
+    state: dict[str, Any], parameters: Collection[str], overrides: dict[str, Any], prefix: str = ""
+) -> Any:
+    """Return the arguments for an `__init__` with `parameters`: those of the checkpoint, overridden by `overrides`."""
     kept = dict(state.get(f"{prefix}hyper_parameters") or {})
     for name in state.get(f"{prefix}hyper_parameters_namespaces", ()):
         kept[name] = Namespace(**kept[name])
     whole = state.get(f"{prefix}hparams_name")
     if whole not in parameters or whole in kept:
-        return {**kept, **given}
-    beside = {name: value for name, value in given.items() if name in parameters}
-    together = AttributeDict({**kept, **{name: value for name, value in given.items() if name not in parameters}})
+        return {**kept, **overrides}
+    beside = {name: value for name, value in overrides.items() if name in parameters}
+    together = AttributeDict({**kept, **{name: value for name, value in overrides.items() if name not in parameters}})
     return {whole: together, **{name: value for name, value in kept.items() if name in parameters}, **beside}
 
 
@@ -188,29 +191,30 @@ def hparams_to_log(module: Any, datamodule: Any) -> dict[str, Any]:
     return {**logged[0], **logged[1]}
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if one is other:
+def _alike(first: Any, second: Any) -> bool:
+    if first is second:
         return True
     try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # the comparison of two arrays has several values
+        return type(first) is type(second) and bool(first == second)
+    except Exception:
+        # The comparison of two arrays has several values, which have no truth value together.
         return False
 
 
 def _init_arguments(owner: object, frame: FrameType | None) -> dict[str, Any]:
     """Return the arguments of every `__init__` of `owner`, from `frame` outwards. A subclass's win over its base's."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     while frame is not None and frame.f_code.co_name == "__init__":
         if frame.f_locals.get(frame.f_code.co_varnames[0]) is not owner:
             break
         values = inspect.getargvalues(frame)
         for name in values.args[1:]:
-            found[name] = values.locals[name]
+            arguments[name] = values.locals[name]
         if values.keywords:
-            found.update(values.locals[values.keywords])
+            arguments.update(values.locals[values.keywords])
         frame = frame.f_back
-    return found
+    return arguments
 
 
-def _copy_plain(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: copy.deepcopy(value) for name, value in split_plain(given)[0].items()}
+def _copy_plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: copy.deepcopy(value) for name, value in split_plain(values)[0].items()}

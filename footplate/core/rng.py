@@ -47,8 +47,8 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
     Args:
         seed: 0 … 2**32-1. By default the seed that was set before, or a random one.
-        workers: accepted for Lightning's sake. Loader workers are always seeded.
-        verbose: accepted for Lightning's sake.
+        workers: accepted for compatibility. Loader workers are always seeded.
+        verbose: accepted for compatibility.
 
     Returns:
         The seed.

@@ -179,7 +179,7 @@ class Loader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterate over the rest of the epoch after `load_state_dict`, else over the whole epoch. The next epoch follows.
 
-        An epoch ends with its last batch, also for a consumer that counts batches (as Lightning does) and doesn't ask for
+        An epoch ends with its last batch, also for a consumer that counts batches and doesn't ask for
         one more. After a state of that position, the next epoch follows, unless `set_epoch` asks for the ended epoch.
         """
         ended = self._batch == self._plan(self._epoch).num_batches()

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from footplate.hardware.transfer import to_device
 
-BUCKET_BYTES = 25 * 2**20  # the default of DistributedDataParallel
+# The default of DistributedDataParallel.
+BUCKET_BYTES = 25 * 2**20
 
 
 def buckets(tensors: Iterable[Tensor], nbytes: int = BUCKET_BYTES) -> Iterator[list[Tensor]]:

@@ -26,7 +26,8 @@ from footplate.distributed import network_interface
 from footplate.distributed.world import World
 
 CONNECT_S = 20.0
-READ_S = 10.0  # time for the other ranks to read the error
+# Time for the other ranks to read the error.
+READ_S = 10.0
 _BANNER = b"footplate"
 
 
@@ -104,7 +105,8 @@ def _listening(address: str | None) -> Iterator[int]:
     listener = socket.create_server((address, 0), family=family)
 
     def serve() -> None:
-        with contextlib.suppress(OSError):  # the listener has been closed
+        # This rank closes the listener at the end.
+        with contextlib.suppress(OSError):
             while True:
                 connection, _ = listener.accept()
                 with connection, contextlib.suppress(OSError):
@@ -116,7 +118,8 @@ def _listening(address: str | None) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+            # Wake the thread that waits in `accept`.
+            listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         thread.join()
 

@@ -22,15 +22,16 @@ from footplate.core.hashing import hashed
 if TYPE_CHECKING:
     from footplate.distributed.group import Group
 
-SEEN_WITHIN_S = 5.0  # a shared file system may take a moment to show another machine's file
+# A shared file system may take a moment to show another machine's file.
+SEEN_WITHIN_S = 5.0
 
 
-def check_alike(group: Group, meant: Mapping[str, Any], hint: str, error: type[Exception] = ConfigError) -> None:
+def check_alike(group: Group, settings: Mapping[str, Any], hint: str, error: type[Exception] = ConfigError) -> None:
     """Raise if two ranks disagree. All ranks call it.
 
     Args:
         group: the ranks.
-        meant: plain values by name, in the words of the error.
+        settings: plain values by name, in the words of the error.
         hint: tells the user what to do.
         error: the type of the error.
 
@@ -39,7 +40,7 @@ def check_alike(group: Group, meant: Mapping[str, Any], hint: str, error: type[E
     """
     if not group.is_distributed:
         return
-    everyone = group.gather((socket.gethostname(), dict(meant)))
+    everyone = group.gather((socket.gethostname(), dict(settings)))
     first_host, first = everyone[0]
     for rank, (host, other) in enumerate(everyone):
         for name in dict.fromkeys((*first, *other)):

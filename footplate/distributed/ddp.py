@@ -75,9 +75,11 @@ class DDP(Strategy):
                 self.release()
                 self._wrap(step)
             if self._wrapped.require_backward_grad_sync != syncs:
-                self._wrapped.require_backward_grad_sync = syncs  # as DistributedDataParallel.no_sync() does
+                # DistributedDataParallel.no_sync() does the same.
+                self._wrapped.require_backward_grad_sync = syncs
             if self._buffers:
-                self._wrapped.require_forward_param_sync = True  # buffers are sent inside a window, too
+                # Buffers are sent inside a window, too.
+                self._wrapped.require_forward_param_sync = True
         elif self._buffers:
             send_from_first(self._buffers)
 
@@ -105,7 +107,8 @@ class DDP(Strategy):
     def release(self) -> None:
         if self._wrapped is not None:
             self._wrapped = None
-            gc.collect()  # removes its hooks on the parameters, too
+            # This removes the wrapper's hooks on the parameters, too.
+            gc.collect()
 
     def _wrap(self, step: nn.Module) -> None:
         """Let the backward pass average the gradients of all parameters that are trained now."""

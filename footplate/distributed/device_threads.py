@@ -23,7 +23,8 @@ import torch
 from footplate.core.threads import join
 from footplate.hardware.machine import usable_cores
 
-JOIN_S = 1.0  # much more than an idle thread needs to end
+# Time for the threads to end. An idle thread needs much less.
+JOIN_S = 1.0
 
 
 class Threads:

@@ -41,7 +41,8 @@ class FSDP(Strategy):
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
         if isinstance(module, FSDPModule):
-            return  # an earlier `fit` or `test` has sharded it
+            # An earlier `fit` or `test` has sharded the module.
+            return
         send_from_first([*module.parameters(), *module.buffers()])
         kind = type(module)
         signatures = {name: inspect.signature(getattr(kind, name)) for name in STEPS if overrides(module, name)}
@@ -98,7 +99,8 @@ class FSDP(Strategy):
     def optimizer_parts(self, state: dict[str, Any], optimizers: Iterable[Any]) -> dict[str, Any]:
         states, optimizers = state.get("optimizer_states", []), list(optimizers)
         if len(states) != len(optimizers):
-            return state  # loading it raises the error
+            # Loading this state raises the error.
+            return state
         return {**state, "optimizer_states": [*map(self._parts_of_optimizer, states, optimizers)]}
 
     def _parts_of_optimizer(self, state: dict[str, Any], optimizer: Any) -> dict[str, Any]:

@@ -37,7 +37,8 @@ from footplate.distributed.world import SINGLE, World
 TIMEOUT = timedelta(minutes=30)
 
 _host_group: Any = None
-_default_group: Any = None  # the default group for which `_host_group` was made
+# The default group for which `_host_group` was made.
+_default_group: Any = None
 
 
 class Group:
@@ -149,7 +150,8 @@ def _portable(error: Exception) -> Exception:
     """An exception that can be sent to another process: itself, or its text if it can't be unpickled there."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # pickling a user's class may raise anything
+    except Exception:
+        # Pickling a user's class may raise anything.
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
@@ -197,7 +199,8 @@ def _meet(world: World, backend: str, device: torch.device) -> None:
         store = next(iter(rendezvous("env://", rank=world.rank, world_size=world.size, timeout=TIMEOUT)))[0]
         reached = True
         connectivity.prepare_gloo(world, PrefixStore("footplate", store))
-        store = PrefixStore("default_pg", store)  # as torch names it
+        # torch uses the same prefix.
+        store = PrefixStore("default_pg", store)
         dist.init_process_group(backends, store=store, rank=world.rank, world_size=world.size, timeout=TIMEOUT)
     except ConfigError:
         raise

@@ -54,7 +54,7 @@ def loss_sum_of(output: Any, name: str, dtype: torch.dtype = torch.float64) -> t
     return total, weight.detach().reshape(()).to(total.device, dtype)
 
 
-def refuse_loss_sum(output: Any, who: str) -> None:
+def refuse_loss_sum(output: Any, step_name: str) -> None:
     """Refuse a sum of losses from a step with manual optimisation, where nothing divides by its weight.
 
     Raises:
@@ -62,7 +62,7 @@ def refuse_loss_sum(output: Any, who: str) -> None:
     """
     if isinstance(output, Mapping) and LOSS_SUM in output:
         raise ConfigError(
-            f'{who}() returned "{LOSS_SUM}", which has no meaning with manual optimisation: divide the loss yourself '
+            f'{step_name}() returned "{LOSS_SUM}", which has no meaning with manual optimisation: divide the loss yourself '
             "before self.manual_backward(loss)."
         )
 
@@ -91,7 +91,8 @@ def divide_gradients(parameters: Iterable[Tensor], weight: Tensor) -> None:
         gradient: Any = parameter.grad
         if gradient is None:
             continue
-        gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient  # a shard of FSDP's
+        # The gradient may be a shard of FSDP's.
+        gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient
         if gradient.is_sparse:
             gradient.div_(weight.to(gradient.device))
         else:

@@ -55,7 +55,8 @@ class Copy:
             for path, part in self.module.named_modules()
             if hasattr(part, "_update_count") and hasattr(part, "_defaults")
         ]
-        self._updates: list[int] = []  # the update count of each metric, when the copy last caught up
+        # The update count of each metric, when the copy last caught up.
+        self._updates: list[int] = []
         self._buckets = [
             (bucket, [self.counterpart[id(mine)] for mine in bucket]) for bucket in buckets(mine for mine, _ in pairs)
         ]
@@ -98,7 +99,8 @@ def _copy_error(module: nn.Module, error: Exception) -> ConfigError:
         for name, value in {**attributes, **part._parameters, **part._buffers}.items():
             try:
                 copy.deepcopy(value)
-            except Exception as fault:  # copying a user's class may raise anything
+            except Exception as fault:
+                # Copying a user's class may raise anything.
                 where = f"{path}.{name}" if path else name
                 return ConfigError(
                     f'strategy="replicas" copies {type(module).__name__} to each device, but its attribute {where} '

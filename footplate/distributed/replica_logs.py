@@ -12,8 +12,7 @@ becomes one call, then the second, and so on. Values are combined in the order o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,20 +21,19 @@ from footplate.distributed.batch_splitting import weighted
 from footplate.hardware.transfer import to_device
 
 
-@dataclass(frozen=True)
-class Logged:
-    """One call of `self.log`, with its arguments under their names."""
+class Logged(NamedTuple):
+    """One call of `self.log`, with its arguments under their names. `footplate.Module.log` describes them."""
 
     name: str
     value: Any
-    prog_bar: bool
-    logger: bool | None
-    on_step: bool | None
-    on_epoch: bool | None
-    reduce_fx: str | Callable[[Tensor], Tensor]
-    sync_dist: bool
-    add_dataloader_idx: bool
-    batch_size: float | Tensor | None
+    prog_bar: bool = False
+    logger: bool | None = None
+    on_step: bool | None = None
+    on_epoch: bool | None = None
+    reduce_fx: str | Callable[[Tensor], Tensor] = "mean"
+    sync_dist: bool = False
+    add_dataloader_idx: bool = True
+    batch_size: float | Tensor | None = None
 
 
 def together(calls: Sequence[Sequence[Logged]], rows: Sequence[int], device: torch.device) -> list[Logged]:
@@ -46,7 +44,8 @@ def together(calls: Sequence[Sequence[Logged]], rows: Sequence[int], device: tor
         rows: the number of rows of each copy.
         device: where tensors are combined.
     """
-    matching: dict[tuple[str, int], list[tuple[Logged, int]]] = {}  # by name, and by how often it was logged before
+    # The entries of all copies, by name and by how often the name was logged before.
+    matching: dict[tuple[str, int], list[tuple[Logged, int]]] = {}
     for calls_of_copy, count in zip(calls, rows, strict=True):
         repeats: dict[str, int] = {}
         for call in calls_of_copy:
@@ -59,7 +58,7 @@ def _merged(same: Sequence[tuple[Logged, int]], device: torch.device) -> list[Lo
     first = same[0][0]
     values = [call.value for call, _ in same]
     if callable(first.reduce_fx) and first.reduce_fx not in (torch.mean, torch.sum, torch.min, torch.max):
-        return [replace(call, batch_size=1) for call, _ in same]
+        return [call._replace(batch_size=1) for call, _ in same]
     kind = first.reduce_fx if isinstance(first.reduce_fx, str) else first.reduce_fx.__name__
     weights = [float(rows if call.batch_size is None else call.batch_size) for call, rows in same]
     total = sum(weights)
@@ -71,13 +70,13 @@ def _merged(same: Sequence[tuple[Logged, int]], device: torch.device) -> list[Lo
             weights = [weights[index] / total for index in weighted_ones]
         else:
             weights = [1 / len(same)] * len(same)
-        return [replace(first, value=_weighted(values, weights, device), batch_size=total)]
+        return [first._replace(value=_weighted(values, weights, device), batch_size=total)]
     if kind == "sum":
-        return [replace(first, value=_weighted(values, [1.0] * len(same), device))]
+        return [first._replace(value=_weighted(values, [1.0] * len(same), device))]
     if not any(isinstance(value, Tensor) for value in values):
-        return [replace(first, value=min(values) if kind == "min" else max(values))]
+        return [first._replace(value=min(values) if kind == "min" else max(values))]
     stacked = torch.stack([_tensor(value, device) for value in values])
-    return [replace(first, value=stacked.amin() if kind == "min" else stacked.amax())]
+    return [first._replace(value=stacked.amin() if kind == "min" else stacked.amax())]
 
 
 def _weighted(values: Sequence[Any], weights: Sequence[float], device: torch.device) -> Any:

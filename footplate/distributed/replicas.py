@@ -58,9 +58,11 @@ class Replicas(Strategy):
         self._devices = list(devices)
         self._threads: Threads | None = None
         self._copies: list[Copy] = []
-        self._buckets: list[list[list[Tensor]]] = []  # each parameter of the module, with its copies
+        # Each parameter of the module, with its copies.
+        self._buckets: list[list[list[Tensor]]] = []
         self._loss: Tensor | None = None
-        self._losses: dict[int, tuple[Tensor, float]] = {}  # the loss of each copy, and its share
+        # The loss of each copy, and its share.
+        self._losses: dict[int, tuple[Tensor, float]] = {}
 
     def check(self, module: Any) -> None:
         name = type(module).__name__
@@ -86,7 +88,8 @@ class Replicas(Strategy):
             torch.cuda.set_device(self._devices[0])
 
     def training_step(self, module: Any) -> Callable[..., Any]:
-        self._copies = []  # free their memory before new ones are made
+        # Free their memory before new copies are made.
+        self._copies = []
         self._copies = [Copy(module, device) for device in self._devices[1:]]
         learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._buckets = [
@@ -135,7 +138,7 @@ class Replicas(Strategy):
             _refuse_metrics(copy)
         rows = [piece.rows for piece in pieces]
         for call in together(calls, rows, self._devices[0]):
-            module.trainer.metrics.log(**vars(call))
+            module.trainer.metrics.record(call)
         return self._one_output([outputs[index] for index in range(len(pieces))], pieces)
 
     def _train_on(self, module: Any, arguments: tuple[Any, ...], index: int, piece: Piece) -> Any:

@@ -34,7 +34,8 @@ def part_of(state: dict[str, Any], world: World, reductions: Callable[[str], dic
         world: this process's ranks.
         reductions: see `merge_states`.
     """
-    if not all(name in state for name in REQUIRED):  # weights only, or of another program
+    # The file has only weights, or another program wrote it.
+    if not all(name in state for name in REQUIRED):
         return state
     parts = state.get("ranks") or [{name: state[name] for name in OWN if name in state}]
     if len(parts) == world.size:

@@ -52,7 +52,7 @@ class World:
 
     @classmethod
     def present(cls) -> World:
-        """Read torch's process group if `RANK` isn't set, as with Lightning; else see `from_environ`."""
+        """Read torch's process group if `RANK` isn't set; else see `from_environ`."""
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized() or "RANK" in os.environ:
@@ -72,7 +72,8 @@ def _rank_on_node(environ: Mapping[str, str], size: int) -> int:
     """
     if "LOCAL_RANK" in environ and "NODE_RANK" in environ:
         node, local_rank = _number(environ, "NODE_RANK", 0), _number(environ, "LOCAL_RANK", 0)
-        if node == 0:  # the number of processes on each node doesn't matter
+        # The number of processes on each node doesn't matter here.
+        if node == 0:
             return local_rank
         if "LOCAL_WORLD_SIZE" in environ:
             return node * _number(environ, "LOCAL_WORLD_SIZE", size) + local_rank

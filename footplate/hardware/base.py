@@ -115,13 +115,13 @@ class Accelerator(ABC):
                 f'precision="{precision}": {self.name} does not support it. {did_you_mean(precision, self.precisions)}'
             )
 
-    def check_arguments(self, given: Mapping[str, Any]) -> None:
+    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Check arguments of the trainer, by name, that this hardware may not support.
 
         Raises:
             ConfigError: this hardware doesn't support one of them.
         """
-        steps = given.get("iterations_per_loop", 1)
+        steps = arguments.get("iterations_per_loop", 1)
         if steps != 1:
             raise ConfigError(
                 f'iterations_per_loop={steps!r}: accelerator="{self.name}" runs step by step. Remove it, or use '

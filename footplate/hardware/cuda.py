@@ -53,10 +53,13 @@ def why_not(facts: Facts) -> str | None:
     """Return why torch can't train on a GPU, and the solution; None if it can."""
     if facts.rocm:
         return None if facts.count else _NO_AMD_GPU
+
     gpus = facts.driver.gpus if facts.driver else ()
     if facts.torch_cuda is None:
         present = f", although the driver has {_listed(gpus)}" if gpus else ""
         return f"torch {facts.torch_version} is built without CUDA{present}. {_INSTALL}"
+
+    # A driver that is missing or too old.
     if facts.driver is None:
         return None if facts.count else facts.no_driver
     if facts.driver.cuda[0] < facts.torch_cuda[0]:
@@ -65,6 +68,8 @@ def why_not(facts: Facts) -> str | None:
             f"{facts.torch_version} is built for CUDA {_dotted(facts.torch_cuda)}. Update the driver, or install a "
             f"build of torch for CUDA {facts.driver.cuda[0]}."
         )
+
+    # No GPU, or none that this process may use.
     if not gpus:
         return f"driver {facts.driver.version} finds no GPU. If this is a container, start it with the GPUs."
     if facts.count == 0:
@@ -74,6 +79,7 @@ def why_not(facts: Facts) -> str | None:
             f'CUDA_VISIBLE_DEVICES="{facts.visible}" leaves none of {_listed(gpus)}. '
             f"Unset it, or use indices from 0 … {len(gpus) - 1}."
         )
+
     seen = nvml.visible_gpus(gpus, facts.visible)
     if seen and all(gpu.capability < facts.oldest_capability for gpu in seen):
         return (

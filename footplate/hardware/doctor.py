@@ -2,7 +2,7 @@
 
     examine()            →  Report       reads only, and wakes no GPU
     to_dict(report)      →  plain data   for --json
-    render(report)       →  for a terminal
+    page(report)         →  for a terminal
 
 The report holds facts (machine, packages, accelerators) and two kinds of conclusions: problems that prevent all training,
 and advice about causes of slow training or later failures.
@@ -23,7 +23,7 @@ from footplate.hardware.tpu.report import examine_tpu
 from footplate.hardware.xla import tpu_chips
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
 # Docker's default is 64 MiB: a few batches of images.
 _SMALL_SHM = 256 * 2**20
@@ -163,10 +163,3 @@ def to_dict(report: Report) -> dict[str, Any]:
         entry["usable"] = accelerator.usable
         entry["details"] = dict(accelerator.details)
     return {"ok": report.ok, **plain, "tpu": dict(report.tpu)}
-
-
-def render(report: Report) -> RenderableType:
-    """Render the report for a terminal."""
-    from footplate.hardware.doctor_page import page
-
-    return page(report)

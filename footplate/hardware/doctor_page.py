@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from footplate.hardware.doctor import AcceleratorReport, Report
 from footplate.hardware.machine import readable_size
-
-if TYPE_CHECKING:
-    from footplate.hardware.doctor import AcceleratorReport, Report
-    from footplate.hardware.packages import Package
+from footplate.hardware.packages import Package
 
 Row = tuple[str, Text]
 

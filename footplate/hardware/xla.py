@@ -76,16 +76,16 @@ class XLA(Accelerator):
         least = 1 if wanted in ("auto", -1) else wanted if isinstance(wanted, int) else max(wanted) + 1
         if not isinstance(least, int) or least > MOST_VIRTUAL:
             raise ConfigError(f"devices={devices!r}: too many. {hint}")
-        found = _start(least)
-        if found < least:
+        count = _start(least)
+        if count < least:
             raise ConfigError(
-                f"devices={devices!r}: JAX was started before with {found} device(s), and can't get more now. Make "
+                f"devices={devices!r}: JAX was started before with {count} device(s), and can't get more now. Make "
                 "the Trainer before anything uses JAX (an earlier Trainer with fewer devices does), or set "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={least} in the program's environment."
             )
-        return [0] if wanted == "auto" else _among(self.name, found, devices)
+        return [0] if wanted == "auto" else _among(self.name, count, devices)
 
-    def check_arguments(self, given: Mapping[str, Any]) -> None:
+    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Refuse arguments of the trainer that these accelerators don't support.
 
         Raises:
@@ -107,19 +107,19 @@ class XLA(Accelerator):
         }
         allowed = {"strategy": "fsdp", "num_nodes": World.from_environ().size}
         for argument, (only, hint) in hints.items():
-            value = given.get(argument, only)
+            value = arguments.get(argument, only)
             if value not in (only, allowed.get(argument)) and value is not False:
                 raise ConfigError(f'{argument}={value!r} doesn\'t go with accelerator="{self.name}": {hint}.')
 
     def describe(self) -> dict[str, Any]:
         """The versions of JAX, and of the TPU's compiler if it is installed."""
-        found: dict[str, Any] = {}
+        versions: dict[str, Any] = {}
         for package in ("jax", "jaxlib", "libtpu"):
             try:
-                found[package] = importlib.metadata.version(package)
+                versions[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
                 continue
-        return found
+        return versions
 
 
 class TPU(XLA):
@@ -145,14 +145,14 @@ class TPU(XLA):
         Raises:
             ConfigError: also if JAX has found no TPU.
         """
-        found = super().parse_devices(devices)
+        indices = super().parse_devices(devices)
         platform = jax().devices()[0].platform
         if platform != "tpu":
             raise ConfigError(
                 f'accelerator="tpu": JAX runs on "{platform}". Is the TPU in use by another process, or JAX_PLATFORMS set? '
                 "`footplate doctor` shows the versions of jax and libtpu, which must go together."
             )
-        return found
+        return indices
 
 
 def tpu_chips(dev: Path = Path("/dev")) -> list[Device]:
@@ -186,7 +186,8 @@ def _start(least: int) -> int:
             # libtpu may be installed only to compile. It would look for a TPU.
             running.config.update("jax_platforms", "cpu")
     except RuntimeError:
-        pass  # JAX is running
+        # JAX is running, so its configuration is fixed.
+        pass
     return len(running.local_devices())
 
 

@@ -134,8 +134,8 @@ def free_port(preferred: int) -> int:
     """A free port: the preferred one, or any."""
     for port in (preferred, 0):
         try:
-            with _listening(port) as found:
-                return found.getsockname()[1]
+            with _listening(port) as listener:
+                return listener.getsockname()[1]
         except (OSError, OverflowError):
             continue
     return preferred

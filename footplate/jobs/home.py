@@ -1,4 +1,5 @@
 """The folder in which this machine keeps its jobs. Only its user can read it.
+
 ~/.footplate/               FOOTPLATE_HOME names another
   jobs.db                   the store, unless FOOTPLATE_STORE names a server
   sweep.lock                held during a reconcile pass
@@ -53,11 +54,13 @@ class Home:
         Raises:
             ConfigError: the folder can't be created.
         """
-        given = os.environ.get("FOOTPLATE_HOME") or "~/.footplate"
+        folder = os.environ.get("FOOTPLATE_HOME") or "~/.footplate"
         try:
-            root = Path(given).expanduser().absolute()
+            root = Path(folder).expanduser().absolute()
         except RuntimeError:
-            raise ConfigError(f"FOOTPLATE_HOME={given}: this machine has no such user. Give a folder's path.") from None
+            raise ConfigError(
+                f"FOOTPLATE_HOME={folder}: this machine has no such user. Give a folder's path."
+            ) from None
         try:
             root.mkdir(parents=True, mode=0o700, exist_ok=True)
         except OSError as error:

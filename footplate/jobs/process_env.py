@@ -49,10 +49,10 @@ _OURS = (
 )  # fmt: skip
 
 
-def given(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+def from_option(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `--env`. Error messages contain no values.
 
-    >>> given(["LEVEL=debug", "HF_TOKEN"], {"HF_TOKEN": "hf_1"})
+    >>> from_option(["LEVEL=debug", "HF_TOKEN"], {"HF_TOKEN": "hf_1"})
     {'LEVEL': 'debug', 'HF_TOKEN': 'hf_1'}
 
     Args:
@@ -99,11 +99,11 @@ def credentials(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def write(folder: Path, environ: Mapping[str, str], given: Mapping[str, str] | None = None) -> None:
+def write(folder: Path, environ: Mapping[str, str], extra: Mapping[str, str] | None = None) -> None:
     """Keep a job's part of an environment, and the variables of `--env`. They are on disk when this returns."""
     _write(folder / _FILE, lasting(environ))
-    if given:
-        _write(folder / _GIVEN, given)
+    if extra:
+        _write(folder / _GIVEN, extra)
 
 
 def _write(path: Path, variables: Mapping[str, str]) -> None:
@@ -120,8 +120,8 @@ def read(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
         ConfigError: a file is missing or damaged.
     """
     kept = _read(folder / _FILE)
-    given = _read(folder / _GIVEN) if (folder / _GIVEN).exists() else {}
-    return {**kept, **credentials(environ), **given}
+    extra = _read(folder / _GIVEN) if (folder / _GIVEN).exists() else {}
+    return {**kept, **credentials(environ), **extra}
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -36,9 +36,9 @@ def secrets(environ: Mapping[str, str]) -> set[str]:
     {'hf_abcdefgh', 'mine-alone'}
     """
     values = [value for name, value in environ.items() if _is_secret(name)]
-    found = {line.strip() for value in values for line in value.splitlines()}
-    found |= {match["secret"] for value in environ.values() for match in _IN_URL.finditer(value) if _hides(match)}
-    return {secret for secret in found if len(secret) >= SHORTEST}
+    candidates = {line.strip() for value in values for line in value.splitlines()}
+    candidates |= {match["secret"] for value in environ.values() for match in _IN_URL.finditer(value) if _hides(match)}
+    return {secret for secret in candidates if len(secret) >= SHORTEST}
 
 
 class Mask:

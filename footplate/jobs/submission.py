@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from footplate.core.errors import ConfigError, Unavailable
 from footplate.jobs import backends
@@ -35,7 +35,6 @@ from footplate.jobs.spec.problems import Problem, SpecError
 from footplate.jobs.spec.resolving import ResolvedJob, problems, resolve
 
 if TYPE_CHECKING:
-    from footplate.jobs.operations import Jobs
     from footplate.jobs.spec.document import Document
 
 
@@ -144,15 +143,16 @@ def plan(submission: Submission, program_required: bool = True) -> PlannedJob:
 
     requested = draft(submission.document, submission.flags, submission.args, submission.name)
     has_program = _has_program(submission, requested)
-    found = [*problems(requested), *_program_problems(submission, requested)]
+    faults = [*problems(requested), *_program_problems(submission, requested)]
     if program_required and not has_program:
         package_input = submission.package_input
-        found.append(Problem(package_input.key, f"no program: {package_input.advice}"))
-    if found:
-        raise SpecError(found)
+        faults.append(Problem(package_input.key, f"no program: {package_input.advice}"))
+    if faults:
+        raise SpecError(faults)
 
     if submission.modernize:
-        from footplate.jobs.spec.migration import apply  # imports YAML, which a job made of flags doesn't need
+        # Import YAML here: a job made of flags doesn't need it.
+        from footplate.jobs.spec.migration import apply
 
         requested = apply(requested)
     job = resolve(requested)
@@ -163,7 +163,23 @@ def plan(submission: Submission, program_required: bool = True) -> PlannedJob:
     return PlannedJob(job, submission.package, submission.backend, destination, submission.variables, has_program)
 
 
-def submit(planned: PlannedJob, jobs: Jobs) -> tuple[str, ...]:
+class Queue(Protocol):
+    """The jobs of a home, as a submission uses them; `operations.Jobs` is one."""
+
+    def reserve(self, name: str) -> contextlib.AbstractContextManager[Path]:
+        """Keep a new job's name free until the job is in the store. Yields the home's folder."""
+        ...
+
+    def enter(self, planned: PlannedJob, program: Snapshot) -> Path | None:
+        """Put a job into the store. Returns a leftover folder to delete, or None."""
+        ...
+
+    def reconcile(self) -> None:
+        """Start the jobs that may start now."""
+        ...
+
+
+def submit(planned: PlannedJob, jobs: Queue) -> tuple[str, ...]:
     """Put a job with its program, as the program is now, into the queue. The job starts at once if there is room.
 
     Returns:
@@ -202,7 +218,7 @@ class _Accepted:
 
 
 @contextlib.contextmanager
-def _accept(planned: PlannedJob, jobs: Jobs | None) -> Iterator[_Accepted]:
+def _accept(planned: PlannedJob, jobs: Queue | None) -> Iterator[_Accepted]:
     """Let the backend check the job, and put the program into a snapshot.
 
     Args:
@@ -237,8 +253,8 @@ def _has_program(submission: Submission, requested: Draft) -> bool:
     spec = _training_input(requested)
     config = spec.get("masterConfig")
     image = isinstance(config, dict) and config.get("imageUri")
-    given = submission.package is not None or submission.package_refusal is not None
-    return bool(given or spec.get("packageUris") or image)
+    has_package = submission.package is not None or submission.package_refusal is not None
+    return bool(has_package or spec.get("packageUris") or image)
 
 
 def _program_problems(submission: Submission, requested: Draft) -> Iterator[Problem]:

@@ -28,8 +28,10 @@ from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Report, 
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.5  # longest interval between two checks by the supervisor
-START_S = 600.0  # time for a rank's first sign of life, which it gives when it is forked, after the imports
+# Longest interval between two checks by the supervisor.
+TICK_S = 0.5
+# Time for a rank's first sign of life, which it gives when it is forked, after the imports.
+START_S = 600.0
 
 
 class AwakeClock:

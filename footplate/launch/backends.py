@@ -33,7 +33,7 @@ NAMES = ("local", *_PLACEMENTS)
 
 
 class Backend(Protocol):
-    """See the module's docstring."""
+    """The place where the workers of a launch run; see the module's docstring."""
 
     @property
     def name(self) -> str:

@@ -39,8 +39,10 @@ from footplate.launch.worker_group import Report
 
 HEARTBEAT_S = 1.0
 ALIVE, PROGRESSED, REPORT = b"a", b"p", b"r"
-HIDDEN_FILES = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}  # left out of tracebacks
-STOPPED = {143, 130}  # exit codes after SIGTERM and SIGINT
+# Frames of these files are left out of tracebacks.
+HIDDEN_FILES = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}
+# Exit codes after SIGTERM and SIGINT.
+STOPPED = {143, 130}
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def main(spec: WorkerSpec, fds: list[int]) -> NoReturn:
     """Run the worker. Never returns."""
     control, payload_fd, report_fd, out, err, *store = fds
     os.environ.update(spec.environment)
-    with contextlib.suppress(OSError):  # this machine doesn't have the directory
+    # This machine doesn't have the directory.
+    with contextlib.suppress(OSError):
         os.chdir(spec.directory)
     sys.argv = spec.argv
     _redirect(out, err)
@@ -108,7 +111,8 @@ class SupervisorLink:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # the supervisor is gone, which the thread notices
+            # The supervisor is gone. The thread notices that.
+            return True
 
     def _serve(self) -> None:
         while True:

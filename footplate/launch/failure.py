@@ -17,7 +17,8 @@ from typing import Literal
 
 NOTICED_AFTER_S = 0.2
 LOST_AFTER_S = 60.0
-MAX_CHARACTERS = 500  # length limit of an exception's text in a log line
+# Length limit of an exception's text in a log line.
+MAX_CHARACTERS = 500
 
 LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 

@@ -73,7 +73,8 @@ class ForkServer:
         self._connection = connection
         self._initial_variables = initial_variables
         self._ends_at = math.inf
-        self._workers: dict[int, int] = {}  # process id: the supervisor's number for it
+        # The supervisor's number for each worker, by process id.
+        self._workers: dict[int, int] = {}
 
     def serve(self) -> None:
         """Serve until the supervisor is gone."""
@@ -135,7 +136,8 @@ class ForkServer:
                 self._become_worker(server_pid, message["worker"], fds)
             self._workers[pid] = number
             self._send_event({"event": "forked", "number": number})
-            with contextlib.suppress(OSError):  # the worker has done so itself, or has ended
+            # The worker has closed it already, or has ended.
+            with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
         except OSError as error:
             text = f"could not be started: {error}"

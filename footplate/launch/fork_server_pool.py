@@ -35,7 +35,8 @@ from footplate.launch import wire
 
 MAX_POOLED = 2
 IDLE_S = 600.0
-MARGIN_S = 30.0  # a fork server that will end this soon is not taken any more
+# A fork server that would end within this time takes no new launch.
+MARGIN_S = 30.0
 
 _BOOTSTRAP = (
     "import json, sys; config = json.loads(sys.argv.pop()); sys.path[:] = config.pop('sys_path'); "
@@ -116,7 +117,8 @@ class ServerProcess:
         return not select.select([self.connection], [], [], 0)[0]
 
 
-_pool: list[ServerProcess] = []  # the oldest first
+# The fork servers that are ready, the oldest first.
+_pool: list[ServerProcess] = []
 _lock = threading.Lock()
 
 

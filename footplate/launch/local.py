@@ -99,7 +99,8 @@ class LocalWorkerGroup:
         self._selector = selectors.DefaultSelector()
         self._waker = Waker(self._selector)
         self._server: ServerProcess | None = None
-        self._workers: dict[int, _Worker] = {}  # workers by number
+        # The workers, by number.
+        self._workers: dict[int, _Worker] = {}
         self._events: list[Event] = []
 
     def begin(self, attempt: Attempt) -> None:
@@ -157,7 +158,8 @@ class LocalWorkerGroup:
             self._selector.unregister(self._server.connection)
             fork_server_pool.put_back(self._server)
         elif self._server is not None:
-            self._server.process.terminate()  # it takes its workers with it
+            # The fork server takes its workers with it.
+            self._server.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.process.wait(KILL_S)
             self._end_server(self._server)
@@ -246,7 +248,8 @@ class LocalWorkerGroup:
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while piece := worker.control.recv(4096):
                 received += piece
-            self._selector.unregister(worker.control)  # it has closed; the fork server tells how the worker ended
+            # The connection has closed. The fork server reports how the worker ended.
+            self._selector.unregister(worker.control)
         if received:
             self._events.append(Alive(worker.rank, progressed=bootstrap.PROGRESSED in received))
         if bootstrap.REPORT in received:
@@ -260,7 +263,8 @@ class LocalWorkerGroup:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
             return False
-        except OSError:  # the end of a pseudo-terminal
+        except OSError:
+            # A pseudo-terminal reports its end as an error.
             data = b""
         if not data:
             self._selector.unregister(fd)

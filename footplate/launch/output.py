@@ -26,10 +26,12 @@ log = logging.getLogger(__name__)
 
 Show = Literal["all", "rank_0", "log_callback_only"]
 
-MAX_CHARACTERS = 1 << 16  # length limit of a line; a longer line is cut
+# Length limit of a line. A longer line is cut.
+MAX_CHARACTERS = 1 << 16
 CLEAR_LINE = "\r\x1b[K"
 
-_END = re.compile(r"\r\n|\n|\r(?!\Z)")  # the end of a piece may separate "\r" from its "\n"
+# A piece may end between "\r" and its "\n".
+_END = re.compile(r"\r\n|\n|\r(?!\Z)")
 
 
 class Lines:
@@ -69,7 +71,8 @@ class Output:
         self._show_what = show
         self._logs: dict[int, IO[bytes]] = {}
         self._lines: dict[tuple[int, Stream], Lines] = {}
-        self._inside_line = False  # True while the terminal's cursor is inside a line of rank 0
+        # True while the terminal's cursor is inside a line of rank 0.
+        self._inside_line = False
 
     def terminals(self) -> frozenset[Stream]:
         """The streams of rank 0 that shall be a terminal."""
@@ -103,7 +106,8 @@ class Output:
             return
         try:
             self._logs[rank].write(data.replace(FOR_DRIVER.encode(), b""))
-        except OSError as error:  # a full disk, for instance: the output is still shown
+        except OSError as error:
+            # The disk may be full, for instance. The output is still shown.
             file = self._logs.pop(rank)
             file.close()
             log.warning("the output of rank %d is no longer kept in %s: %s", rank, file.name, error)
@@ -137,6 +141,7 @@ def _write(stream: Stream, text: str) -> None:
         return
     try:
         out.write(text)
-    except UnicodeEncodeError:  # a terminal that isn't UTF-8
+    except UnicodeEncodeError:
+        # The terminal's encoding isn't UTF-8.
         out.write(text.encode(out.encoding or "ascii", "backslashreplace").decode(out.encoding or "ascii"))
     out.flush()

@@ -25,7 +25,8 @@ import tempfile
 from collections.abc import Callable
 from typing import IO, Any
 
-_LARGE_BYTES = 1 << 16  # a buffer of this size or more is stored beside the pickle
+# A buffer of this size or more is stored beside the pickle.
+_LARGE_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
 _OFFSET = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQ")

@@ -88,7 +88,8 @@ def _parts_of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield f"closure `{name}`", cell.cell_contents
-        except ValueError:  # not assigned yet
+        except ValueError:
+            # The closure's variable isn't assigned yet.
             continue
     for name in sorted(_names(fn.__code__) & fn.__globals__.keys()):
         if fn.__globals__[name] is not fn:

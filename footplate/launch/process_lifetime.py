@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_WAIT_S = 5.0  # longest wait for a killed process that the kernel can't end at once
+# The number of PR_SET_PDEATHSIG in linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+# Longest wait for a killed process that the kernel can't end at once.
+_WAIT_S = 5.0
 
 
 def die_with(parent: int, signum: int = signal.SIGKILL) -> None:

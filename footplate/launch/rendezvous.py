@@ -73,8 +73,10 @@ def environment(share: Share, rank: int) -> dict[str, str]:
         "NODE_RANK": str(share.node),
         "MASTER_ADDR": share.store[0],
         "MASTER_PORT": str(share.store[1]),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists: torch shall only connect to it
-        "TORCHELASTIC_RUN_ID": "footplate",  # tells Lightning that its processes were started already
+        # The store exists already. torch only connects to it.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # This tells Lightning that its processes were started already.
+        "TORCHELASTIC_RUN_ID": "footplate",
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
         "FOOTPLATE_ATTEMPT": str(attempt.number),
         "FOOTPLATE_SLOT": str(share.devices[local_rank] if share.devices else local_rank),

@@ -1,4 +1,4 @@
-"""The ladder: the same training function on one process, on the devices of this machine, or on a cluster.
+"""`Runner`: the same training function on one process, on the devices of this machine, or on a cluster.
 
     Runner(np=-4).run(train, lr=1e-3)                    four processes of this machine
     Runner(np=8, backend="ray").run(train, lr=1e-3)      eight workers of a cluster
@@ -168,7 +168,7 @@ def choose(
     return chosen, size
 
 
-def refuse_inside(what: str, environ: Mapping[str, str] = os.environ) -> None:
+def refuse_inside(caller: str, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse to launch from a rank, as each rank would launch.
 
     Raises:
@@ -177,7 +177,7 @@ def refuse_inside(what: str, environ: Mapping[str, str] = os.environ) -> None:
     size = environ.get("WORLD_SIZE", "1")
     if worker.inside() or size not in ("", "1"):
         raise LaunchError(
-            f"{what} in rank {environ.get('RANK', 0)} of {size}: each rank would start processes of its own. Launch from "
+            f"{caller} in rank {environ.get('RANK', 0)} of {size}: each rank would start processes of its own. Launch from "
             "outside; in a rank, call the function itself, or use a Trainer, which finds the other ranks."
         )
 

@@ -58,5 +58,5 @@ class Script:
 
 
 def _is_module(name: str) -> bool:
-    here = importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd())])
-    return here is not None or importlib.util.find_spec(name) is not None
+    spec = importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd())])
+    return spec is not None or importlib.util.find_spec(name) is not None

@@ -140,7 +140,8 @@ class Supervisor:
         self._timeouts = timeouts
         self._clock = AwakeClock()
         self._first_signal: signal.Signals | None = None
-        self._interrupted = False  # True after SIGINT
+        # True after SIGINT.
+        self._interrupted = False
 
     def run(self, world_size: int) -> Any:
         """Run all attempts. Returns and raises what `launch` does."""

@@ -46,7 +46,8 @@ def match_size(ours: int, stream: Stream) -> None:
 
 def _descriptor(name: Stream) -> int | None:
     """The descriptor of a stream that is a terminal, else None."""
-    with contextlib.suppress(Exception):  # a notebook's stream isn't a file
+    # The stream of a notebook isn't a file.
+    with contextlib.suppress(Exception):
         fd = getattr(sys, name).fileno()
         return fd if os.isatty(fd) else None
     return None

@@ -10,8 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Protocol
 
-LAUNCH = "FOOTPLATE_LAUNCH"  # the environment variable with the launch's unique id
-FOR_DRIVER = "\x1e"  # ASCII's "record separator" begins a line for the driver, which is always shown there
+# The environment variable with the launch's unique id.
+LAUNCH = "FOOTPLATE_LAUNCH"
+# ASCII's "record separator" begins a line for the driver, which always shows it.
+FOR_DRIVER = "\x1e"
 
 
 class Link(Protocol):

@@ -112,7 +112,7 @@ Event = Alive | Wrote | Reported | Ended
 
 
 class WorkerGroup(Protocol):
-    """See the module's docstring."""
+    """The processes of a launch; see the module's docstring."""
 
     def begin(self, attempt: Attempt) -> None:
         """Start the workers of an attempt. Doesn't wait for them."""

@@ -208,6 +208,7 @@ def _counted_choice(subject: Subject, target: Target, counted: Needs, captures: 
     twice = captures.of(target, 2 * subject.batch_size)
     growing = max(1, needs(twice).peak_bytes - counted.peak_bytes)
     largest = largest_batch.guess(size, counted.peak_bytes - growing, growing, target.memory_bytes)
+
     exchanged = [Collective("all-reduce", 1, counted.averaged_bytes)] if target.devices > 1 else []
     rate = target.flops_per_s(subject.precision)
     return _with_times(
@@ -249,9 +250,11 @@ def _with_times(subject: Subject, target: Target, *, fits: bool, convolutions: f
             bytes_per_s=cpu_rates.bytes_per_s() if on_cpu else target.bytes_per_s,
             wire_bytes_per_s=target.wire_bytes_per_s,
         )
+
     speed = subject.batch_size / times.step_s if times.step_s else None
     hours = subject.rows * subject.epochs / speed / 3600 if speed and subject.rows else None
     usd = hours * target.usd_per_hour if hours is not None and target.usd_per_hour is not None else None
+
     return Choice(
         target=target,
         batch_size=subject.batch_size,

@@ -66,16 +66,16 @@ def _training(job: Job, mask: Mask) -> tuple[list[Figure], str]:
         return [], "The job has no job directory, so there are no metrics to find."
     if job_dir.startswith(BUCKETS):
         return [], f"The job directory is {job_dir}. Metrics are read only from directories of this machine."
-    found: list[Figure] = []
+    figures: list[Figure] = []
     for path in islice(sorted(_metrics_files(Path(job_dir), job.created)), _FILES):
         run = path.parent.relative_to(job_dir).as_posix()
-        found += of_metrics(mask.text(_text(path)), "" if run == "." else mask.text(run))
-    if not found:
+        figures += of_metrics(mask.text(_text(path)), "" if run == "." else mask.text(run))
+    if not figures:
         return (
             [],
             f"There is no metrics.csv of this job in {job_dir} yet. A Trainer writes it when it first logs a metric.",
         )
-    return found, ""
+    return figures, ""
 
 
 def of_metrics(text: str, run: str = "") -> list[Figure]:
@@ -104,11 +104,14 @@ def of_usage(text: str, began: float) -> dict[tuple[str, str], tuple[str, Points
         return {}
     curves: dict[tuple[str, str], tuple[str, Points]] = {}
     for column, name in enumerate(header[1:], start=1):
-        device, _, what = name.partition("_")
+        device, _, quantity = name.partition("_")
         key, unit = {
             "cpus": (("Processor", "cores"), "cores"),
             "memory_bytes": (("Memory", "memory"), "bytes"),
-        }.get(name, (("GPU use" if what == "busy" else "GPU memory", device), "share" if what == "busy" else "bytes"))
+        }.get(
+            name,
+            (("GPU use" if quantity == "busy" else "GPU memory", device), "share" if quantity == "busy" else "bytes"),
+        )
         points = [(x - began, _number(row[column])) for row in rows if (x := _number(row[0])) is not None]
         curves[key] = (unit, points)
     return curves

@@ -19,7 +19,8 @@ from footplate.jobs.submission import DestinationError, PackageInput, Submission
 from footplate.server import models
 from footplate.server.dependencies import ServerContext
 
-CONFIG = "config"  # the name of the config in messages
+# The name of the config in messages.
+CONFIG = "config"
 _ADVICE = "upload its package (POST /api/packages) and give the digest, or packageUris, or an image."
 
 
@@ -98,7 +99,7 @@ def check(body: models.Submission, context: ServerContext) -> CheckedJob:
 
 
 def _refusal(body: models.Submission, context: ServerContext) -> Problem | None:
-    """Why this server doesn't accept the package that the request names."""
+    """The reason why this server doesn't accept the package that the request names."""
     if body.package_path is None:
         return None
     key = ("packagePath",)

@@ -86,14 +86,14 @@ def problem_view(problem: Problem) -> ProblemView:
     return ProblemView(key=dotted(problem.path), place=problem.place, problem=problem.text)
 
 
-def checked(found: CheckedJob, mask: Mask) -> Checked:
+def checked(result: CheckedJob, mask: Mask) -> Checked:
     """Describe the result of a check."""
     return Checked(
-        valid=not found.problems,
-        problems=[ProblemView(**mask.all(problem_view(problem).model_dump())) for problem in found.problems],
-        notices=mask.all(found.notices),
-        resolved=mask.all(found.job.to_dict()) if found.job else None,
-        request=mask.all(found.request),
+        valid=not result.problems,
+        problems=[ProblemView(**mask.all(problem_view(problem).model_dump())) for problem in result.problems],
+        notices=mask.all(result.notices),
+        resolved=mask.all(result.job.to_dict()) if result.job else None,
+        request=mask.all(result.request),
     )
 
 

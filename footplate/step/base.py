@@ -124,8 +124,9 @@ class Step(ABC):
 
     @abstractmethod
     def evaluate(self, stage: str, batch: Any, batch_idx: int, dataloader_idx: int | None) -> Any:
-        """Run `validation_step`, `test_step` or `predict_step`; return its output, or None if nobody uses the
-        output.
+        """Run `validation_step`, `test_step` or `predict_step`; return its output.
+
+        Returns None if nobody uses the output.
         """
 
     @abstractmethod

@@ -181,7 +181,8 @@ class EagerStep(Phases, Step):
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
-        if self.accumulated:  # the checkpoint is inside a window: it needs what the window has summed so far
+        # Inside a window, the state includes the gradients that are summed so far.
+        if self.accumulated:
             named = self.spec.module.named_parameters()
             state["accumulated"] = self.accumulated
             state["gradients"] = {name: p.grad for name, p in named if p.grad is not None}

@@ -74,7 +74,7 @@ def configure(module: Any) -> tuple[list[Optimizer], list[SchedulerConfig]]:
     return optimizers, configs
 
 
-def _parse(returned: Any, who: str) -> tuple[list[Optimizer], list[Any], str | None]:
+def _parse(returned: Any, module_name: str) -> tuple[list[Optimizer], list[Any], str | None]:
     if returned is None:
         return [], [], None
     if isinstance(returned, Optimizer):
@@ -89,11 +89,14 @@ def _parse(returned: Any, who: str) -> tuple[list[Optimizer], list[Any], str | N
             return list(returned), [], None
         if all(isinstance(item, dict) for item in returned):
             parsed = [_parse_dict(item) for item in returned]
-            schedulers = [_scheduler_config(scheduler, monitor) for _, found, monitor in parsed for scheduler in found]
+            schedulers = [
+                _scheduler_config(scheduler, monitor) for _, of_dict, monitor in parsed for scheduler in of_dict
+            ]
             return [item[0][0] for item in parsed], schedulers, None
     raise ConfigError(
-        f"{who}.configure_optimizers() returned {type(returned).__name__}: expected an optimizer, a list of optimizers, "
-        "two lists (optimizers, schedulers), a dict with the keys optimizer and lr_scheduler, or a list of such dicts."
+        f"{module_name}.configure_optimizers() returned {type(returned).__name__}: expected an optimizer, a list of "
+        "optimizers, two lists (optimizers, schedulers), a dict with the keys optimizer and lr_scheduler, or a list of "
+        "such dicts."
     )
 
 
@@ -113,21 +116,21 @@ def _parse_dict(returned: dict[str, Any]) -> tuple[list[Optimizer], list[Any], s
     return [returned["optimizer"]], [] if scheduler is None else [scheduler], returned.get("monitor")
 
 
-def _scheduler_config(given: Any, monitor: str | None) -> SchedulerConfig:
-    if isinstance(given, SchedulerConfig):
-        return given
-    if isinstance(given, dict):
+def _scheduler_config(returned: Any, monitor: str | None) -> SchedulerConfig:
+    if isinstance(returned, SchedulerConfig):
+        return returned
+    if isinstance(returned, dict):
         known = list(SchedulerConfig.__dataclass_fields__)
-        for key in given:
+        for key in returned:
             if key not in known:
                 raise ConfigError(
                     f'configure_optimizers(): unknown key "{key}" in lr_scheduler. {did_you_mean(key, known)}'
                 )
-        if "scheduler" not in given:
+        if "scheduler" not in returned:
             raise ConfigError('configure_optimizers(): the lr_scheduler dict needs the key "scheduler".')
-        config = SchedulerConfig(**{"monitor": monitor, **given})
+        config = SchedulerConfig(**{"monitor": monitor, **returned})
     else:
-        config = SchedulerConfig(given, monitor=monitor)
+        config = SchedulerConfig(returned, monitor=monitor)
     if isinstance(config.frequency, bool) or not isinstance(config.frequency, int) or config.frequency < 1:
         raise ConfigError(f"configure_optimizers(): lr_scheduler frequency={config.frequency!r}: expected 1 or more.")
     if config.interval not in ("step", "epoch"):
@@ -164,7 +167,7 @@ class StepOptimizer:
 
     @contextlib.contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Accept Lightning's argument, without effect: ranks average gradients just before a step in any case."""
+        """Accept the argument for compatibility, without effect: ranks average gradients just before a step in any case."""
         yield
 
     def __getattr__(self, name: str) -> Any:

@@ -47,7 +47,7 @@ class Precision:
 
     @classmethod
     def parse(cls, precision: str | int) -> Precision:
-        """Parse Lightning's spellings: `"bf16-mixed"`, `32`, `"16"`, …
+        """Parse a spelling of a precision: `"bf16-mixed"`, `32`, `"16"`, …
 
         Raises:
             ConfigError: unknown precision.

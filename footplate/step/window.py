@@ -188,7 +188,7 @@ class Window:
         return state if self.weight is None else {**state, "weight": self.weight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state_dict`."""
+        """Load a state that `state_dict` returned."""
         self.counts = state.get("counts", state.get("accumulated", 0) > 0)
         weight = state.get("weight")
         self.weight = None if weight is None else weight.to(self._device, self._dtype)

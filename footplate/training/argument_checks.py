@@ -102,6 +102,7 @@ def validation_interval(
         return math.inf
     if val_check_interval is None or (isinstance(val_check_interval, float) and val_check_interval == 1.0):
         return batches
+
     if (
         isinstance(val_check_interval, bool)
         or not isinstance(val_check_interval, (int, float))
@@ -111,6 +112,8 @@ def validation_interval(
             f"val_check_interval={val_check_interval!r}: expected batches (100), a part of an epoch (0.25) or a duration "
             '("00:15:00", timedelta(minutes=15), {"minutes": 15}).'
         )
+
+    # A number of batches.
     if isinstance(val_check_interval, int):
         if check_val_every_n_epoch is not None and val_check_interval > batches:
             raise ConfigError(
@@ -118,6 +121,8 @@ def validation_interval(
                 "Use at most that, or check_val_every_n_epoch=None to count over epochs."
             )
         return val_check_interval
+
+    # A part of an epoch, whose length must be known.
     if val_check_interval > 1.0:
         raise ConfigError(
             f"val_check_interval={val_check_interval}: a float is a part of an epoch, up to 1.0; "

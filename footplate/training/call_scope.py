@@ -102,7 +102,8 @@ def join(run: Run) -> None:
         run.run_dir = Path(run.group.from_first(run.placement.for_all(run.run_dir)))
     if run.group.is_distributed:
         run.agree()
-        run.agreement.settle()  # callbacks may ask for the common clock
+        # Callbacks may ask for the clock that all ranks share.
+        run.agreement.settle()
 
 
 def use_callbacks(run: Run, callbacks: list[Any]) -> None:
@@ -128,9 +129,9 @@ def _callbacks_of(run: Run) -> list[Any]:
     watchers = [pkgutil.resolve_name(name)(run.accelerator) for name in run.accelerator.callbacks]
     callbacks = [*run.trainer.own_callbacks, *present(), *watchers]
     for callback in translate_callbacks(as_list(run.module.configure_callbacks())):
-        callbacks = [one for one in callbacks if not replaces(callback, one)] + [callback]
+        callbacks = [existing for existing in callbacks if not replaces(callback, existing)] + [callback]
     if run.world.rank != 0:
-        callbacks = [one for one in callbacks if not isinstance(one, (ProgressBar, ModelSummary))]
+        callbacks = [existing for existing in callbacks if not isinstance(existing, (ProgressBar, ModelSummary))]
     return sorted(without_searches(callbacks), key=order_of)
 
 
@@ -142,7 +143,8 @@ def call_setup(run: Run) -> None:
     stage = TrainerFn(str(run.stage))
     for hook in (*run.hooks.late("setup"), *run.hooks.get("setup")):
         hook(stage=stage)
-    while changed(run.trainer):  # a hook has added callbacks, which take part in this call
+    # A hook has added callbacks. They take part in this call.
+    while changed(run.trainer):
         added = take_callbacks(run.trainer)
         use_callbacks(run, sorted(run.trainer.callbacks, key=order_of))
         for callback in added:

@@ -33,7 +33,7 @@ class Call:
 
     Attributes:
         stage: which call.
-        given: the model as the user passed it. It may be compiled.
+        passed_model: the model as the user passed it. It may be compiled.
         model: the module in it. None for the one that was run last.
         loaders: as the user passed them.
         datamodule: the data module. None without one.
@@ -42,7 +42,7 @@ class Call:
     """
 
     stage: Stage
-    given: Any
+    passed_model: Any
     model: Any
     loaders: Any
     datamodule: Any
@@ -77,7 +77,7 @@ def _in_ranks(trainer: Trainer, call: Call, **arguments: Any) -> Any:
     """Make a call in processes of its own, one for each device."""
     from footplate.training.worker_calls import in_ranks
 
-    module = trainer.module if call.given is None else call.given
+    module = trainer.module if call.passed_model is None else call.passed_model
     return in_ranks(trainer, call.stage, module, datamodule=call.datamodule, **arguments)
 
 

@@ -39,19 +39,19 @@ def take_changes(trainer: Trainer) -> None:
     trainer.recorders[:] = record_with(loggers)
 
 
-def take_ckpt_path(trainer: Trainer, given: Any) -> Any:
+def take_ckpt_path(trainer: Trainer, argument: Any) -> Any:
     """The checkpoint that a call begins with: its argument, or else the path that `trainer.ckpt_path` was set to."""
     if trainer.ckpt_path != trainer.shown_ckpt_path:
         trainer.assigned_ckpt_path = trainer.ckpt_path
-    if given is not None and trainer.assigned_ckpt_path is not None:
+    if argument is not None and trainer.assigned_ckpt_path is not None:
         log.warning(
             "trainer.ckpt_path was set to %s, but this call was given ckpt_path=%s. The argument is used, and the "
             "path that was set is cleared.",
             trainer.assigned_ckpt_path,
-            given,
+            argument,
         )
         trainer.assigned_ckpt_path = None
-    return trainer.assigned_ckpt_path if given is None else given
+    return trainer.assigned_ckpt_path if argument is None else argument
 
 
 def show_ckpt_path(trainer: Trainer, path: str | None) -> None:

@@ -212,26 +212,26 @@ COMPARED = tuple(field.name for field in dataclasses.fields(TrainerConfig) if fi
 
 
 def configured(
-    made: Callable[Arguments, TrainerConfig], refuse: Callable[[dict[str, Any]], None]
+    config_type: Callable[Arguments, TrainerConfig], refuse: Callable[[dict[str, Any]], None]
 ) -> Callable[[Callable[[Owner, TrainerConfig], None]], Callable[Concatenate[Owner, Arguments], None]]:
     """Let an `__init__` that takes a `TrainerConfig` be called with its fields as arguments.
 
     Args:
-        made: `TrainerConfig`.
+        config_type: `TrainerConfig`.
         refuse: called with arguments that it doesn't have.
     """
 
     def decorate(init: Callable[[Owner, TrainerConfig], None]) -> Callable[Concatenate[Owner, Arguments], None]:
         @functools.wraps(init)
-        def from_arguments(self: Owner, **given: Any) -> None:
-            given = {**env_arguments.arguments(os.environ, set(NAMES)), **given}
-            unknown = {name: given.pop(name) for name in given.keys() - set(NAMES)}
+        def from_arguments(self: Owner, **arguments: Any) -> None:
+            arguments = {**env_arguments.arguments(os.environ, set(NAMES)), **arguments}
+            unknown = {name: arguments.pop(name) for name in arguments.keys() - set(NAMES)}
             if unknown:
                 refuse(unknown)
-            init(self, TrainerConfig(**given))
+            init(self, TrainerConfig(**arguments))
 
         owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        signature = inspect.signature(made)
+        signature = inspect.signature(config_type)
         parameters = [owner, *signature.parameters.values()]
         from_arguments.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return from_arguments  # type: ignore[return-value]

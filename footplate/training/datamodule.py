@@ -92,7 +92,7 @@ class DataModule(HyperParameters):
 
         def loaders(dataset: Any, shuffle: bool) -> Any:
             if isinstance(dataset, (list, tuple)):
-                return [loaders(one, shuffle) for one in dataset]
+                return [loaders(item, shuffle) for item in dataset]
             shuffle = shuffle and not isinstance(dataset, IterableDataset)
             return DataLoader(dataset, batch_size, shuffle, num_workers=num_workers, **loader_kwargs)
 

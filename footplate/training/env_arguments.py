@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 def arguments(environ: Mapping[str, str], names: set[str]) -> dict[str, Any]:
     """Return the arguments that variables give. Warn of a variable that names no argument. Empty variables are ignored."""
-    found = {}
+    values = {}
     for variable, text in environ.items():
         name = variable.removeprefix(PREFIX).lower()
         if not variable.startswith(PREFIX) or not text:
             continue
         if name in names:
-            found[name] = _value(text)
+            values[name] = _value(text)
         else:
             log.warning("%s is ignored: Trainer has no argument %s.", variable, name)
-    return found
+    return values
 
 
 def _value(text: str) -> Any:

@@ -57,13 +57,16 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
     profile = recorder(run.profiler)
     agreement, lockstep = run.agreement, run.parallel.lockstep
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
+
     # A training step may use tensors that validation inside fit() has made, and autograd refuses inference tensors.
     inference_mode = run.config.inference_mode and run.stage != "fit" and not lockstep
+
     with run.logging_to(log), evaluation_mode(module, name), gradients_off(inference_mode):
         run.parallel.sync_buffers(module)
         hooks.call(f"on_{name}_start")
         hooks.call(f"on_{name}_epoch_start")
         step.gather(name)
+
         for index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
             several = index if len(loaders) > 1 else None
             positions = (index,) if several is not None else ()
@@ -72,15 +75,21 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
             transfer = run.transfer(moved=ahead is not None)
             tell_samplers(loader, run.progress.epoch)
             check_order(run, loader)
+
             batches = batches_of(loader, ahead, limit)
             weight, alike = weigher(loader, run.world), lockstep or even(loader)
+
+            # In lockstep, the ranks end together, when the first of them has no batch left.
             if lockstep and not even(loader):
                 batches = together(batches, run.group, stage)
             if profile is not None:
                 batches = profiled_batches(batches, profile, f"[_EvaluationLoop].{LOADERS[stage]}_next")
+
+            # A signal may have come while the loader was prepared.
             agreement.begin()
             if agreement.interrupted:
                 end_on_signal(run)
+
             taken = batches if limit == float("inf") else itertools.islice(batches, int(limit))
             for batch_idx, batch in enumerate(taken):
                 if transfer is not None:
@@ -98,14 +107,19 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
                         hook(output, batch, batch_idx, *positions)
                     if sink is not None:
                         sink(output, batch_idx, index)
+
+                # Ranks with equal numbers of batches agree on a signal. A single process ends at once.
                 if alike and run.group.is_distributed:
                     agreement.step()
                 if agreement.interrupted and (alike or not run.group.is_distributed):
                     end_on_signal(run)
             close(batches)
+
         agreement.settle()
         if agreement.interrupted:
             end_on_signal(run)
+
+        # Hooks see the values of the epoch, and may log further values.
         log.batch = log.dataloader_idx = None
         values = log.epoch_values()
         run.reports.callback.update(values.callback)

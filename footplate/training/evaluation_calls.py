@@ -48,7 +48,8 @@ def judge(
         One dict of metrics for each loader. An empty list if a limit of 0 leaves no batch.
     """
     loaders, limits = _prepare(run, dataloaders, ckpt_path, is_new)
-    if not any(limits):  # a limit of 0 evaluates nothing
+    # A limit of 0 evaluates nothing.
+    if not any(limits):
         return []
     run.reports.forget()
     _append_to_records(run, held)
@@ -81,24 +82,25 @@ def predict(
     from footplate.training.predictions import PredictionWriter
 
     loaders, limits = _prepare(run, dataloaders, ckpt_path, is_new)
-    if not any(limits):  # a limit of 0 predicts nothing
+    # A limit of 0 predicts nothing.
+    if not any(limits):
         return []
     run.reports.forget()
-    found: list[list[Any]] = [[] for _ in loaders]
+    predictions: list[list[Any]] = [[] for _ in loaders]
     writer = None
     if output is not None:
         writer = PredictionWriter(run.group.from_first(run.placement.for_all(Path(output))), run.group)
 
     def sink(prediction: Any, batch_idx: int, index: int) -> None:
         if keep:
-            found[index].append(prediction)
+            predictions[index].append(prediction)
         if writer is not None:
             writer.write(prediction)
 
     with contextlib.nullcontext() if writer is None else writer:
         evaluate(run, "predict", loaders, limits, sink)
     if keep:
-        return found[0] if len(found) == 1 else found
+        return predictions[0] if len(predictions) == 1 else predictions
     return None if writer is None else writer.table()
 
 
@@ -106,9 +108,9 @@ def _prepare(run: Run, dataloaders: Any, ckpt_path: str | Place | None, is_new: 
     """Return the loaders of an evaluation and the number of batches of each. Set up the run's module and step."""
     stage = str(run.stage)
     call_setup(run)
-    found = find_on_all(run, or_best(run, ckpt_path, is_new))
+    path = find_on_all(run, or_best(run, ckpt_path, is_new))
     check_evaluated(run, stage, dataloaders)
-    state = None if found is None else read_alike(run, found, checkpoint.load)
+    state = None if path is None else read_alike(run, path, checkpoint.load)
     if state is not None:
         call_load_hooks(run, state)
     loaders, limits = evaluation_loaders(run, stage, dataloaders, run.config.limit(stage))
@@ -118,7 +120,7 @@ def _prepare(run: Run, dataloaders: Any, ckpt_path: str | Place | None, is_new: 
     check_data(run, {stage: list(zip(loaders, limits, strict=True))})
     prepare_module(run)
     if state is not None:
-        RunState(run.module, run.seed).load_module(run.parallel.weight_parts(state, run.module), str(found))
+        RunState(run.module, run.seed).load_module(run.parallel.weight_parts(state, run.module), str(path))
     build_step(run)
     return loaders, limits
 

@@ -44,22 +44,22 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     call_setup(run)
     if not run.config.fast_dev_run:
         warn_of_own_disks(run)
-    found = find_on_all(run, ckpt_path)
-    run.resumed_from = named_checkpoint(ckpt_path, found)
+    path = find_on_all(run, ckpt_path)
+    run.resumed_from = named_checkpoint(ckpt_path, path)
 
     # Read the checkpoint. Its seed and the position of its loader come first: loaders are made with them.
-    loaded = None if found is None else read_alike(run, found, functools.partial(read_checkpoint, run))
-    place = None
+    loaded = None if path is None else read_alike(run, path, functools.partial(read_checkpoint, run))
+    position = None
     if loaded is not None:
         run.seed = loaded.get("seed", run.seed)
         loaded = part_of(loaded, run.world, lambda path: run.module.get_submodule(path)._reductions)
-        place = loaded["loader"] if {"global_batch_size", "parts"} & loaded.get("loader", {}).keys() else None
+        position = loaded["loader"] if {"global_batch_size", "parts"} & loaded.get("loader", {}).keys() else None
 
     # Loaders that exist already are checked before anything begins. Hooks are asked for theirs after on_fit_start.
     run.parallel.check(run.module)
     _begin_state(run)
     make = functools.partial(_make_loaders, run, train_dataloaders, val_dataloaders)
-    run.make_loaders = functools.partial(_first_loaders, run, make, place, resumed_epoch(loaded))
+    run.make_loaders = functools.partial(_first_loaders, run, make, position, resumed_epoch(loaded))
     hooked = asks_hooks(run, train_dataloaders, val_dataloaders)
     if not hooked:
         run.ask_for_loaders()
@@ -70,7 +70,7 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     prepare_module(run)
     if loaded is not None:
         loaded = run.parallel.weight_parts(loaded, run.module)
-        _resume_module(run, loaded, str(found))
+        _resume_module(run, loaded, str(path))
     run.optimizers, run.lr_scheduler_configs = configure(run.module)
     check_optimizers(run)
     build_step(run)
@@ -82,12 +82,14 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
 
     run.hooks.call("on_fit_start")
     loader, val_loaders = run.ask_for_loaders()
-    run.found_loaders = None  # new loaders may replace them
+    # New loaders may replace the loaders that were found.
+    run.found_loaders = None
     _check_loaders(run, loader, val_loaders)
     if loaded is not None:
         loaded = run.parallel.optimizer_parts(loaded, run.optimizers)
-        _resume_training(run, loaded, str(found))
-    resumed, loaded = loaded is not None, None  # free the memory of its tensors
+        _resume_training(run, loaded, str(path))
+    # Free the memory of the checkpoint's tensors.
+    resumed, loaded = loaded is not None, None
 
     # Train.
     loop = run.loop = TrainingLoop(run, loader, val_loaders)
@@ -114,11 +116,13 @@ def _train(run: Run, loop: TrainingLoop) -> None:
     while not loop.finished():
         with record("run_training_epoch"):
             loop.epoch()
-    save_before_end(run)  # before a callback sets averaged weights
+    # Save before a callback sets averaged weights.
+    save_before_end(run)
     run.step.fetch_weights(may_change=True)
     run.hooks.call("on_train_end")
     wait_for_save(run)
-    run.group.barrier()  # from now on, every rank finds the checkpoints of rank 0
+    # From now on, every rank finds the checkpoints of rank 0.
+    run.group.barrier()
 
 
 def _begin_state(run: Run) -> None:
@@ -167,17 +171,19 @@ def _resume_training(run: Run, loaded: dict[str, Any], source: str) -> None:
 # Loaders
 
 
-def _make_loaders(run: Run, train_dataloaders: Any, val_dataloaders: Any, place: dict[str, Any] | None) -> LoaderPair:
+def _make_loaders(
+    run: Run, train_dataloaders: Any, val_dataloaders: Any, position: dict[str, Any] | None
+) -> LoaderPair:
     """Make the loaders of a `fit`, from the call's arguments or from hooks.
 
     Args:
         run: the run.
         train_dataloaders: as the user passed them.
         val_dataloaders: as the user passed them.
-        place: the training loader's state in a checkpoint.
+        position: the training loader's state in a checkpoint.
     """
     config = run.config
-    loader, run.training_batches = training_loader(run, train_dataloaders, config.limit("fit"), place)
+    loader, run.training_batches = training_loader(run, train_dataloaders, config.limit("fit"), position)
     val_loaders: list[Any] = []
     if overrides(run.module, "validation_step") and config.limit("validate") != 0:
         limit = config.overfit_batches or config.limit("validate")
@@ -191,9 +197,11 @@ def _make_loaders(run: Run, train_dataloaders: Any, val_dataloaders: Any, place:
     return loader, val_loaders
 
 
-def _first_loaders(run: Run, make: Callable[..., LoaderPair], place: dict[str, Any] | None, epoch: int) -> LoaderPair:
+def _first_loaders(
+    run: Run, make: Callable[..., LoaderPair], position: dict[str, Any] | None, epoch: int
+) -> LoaderPair:
     with making_loaders(run, epoch):
-        return make(place)
+        return make(position)
 
 
 def _later_loaders(run: Run, make: Callable[..., LoaderPair]) -> LoaderPair:

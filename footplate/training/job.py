@@ -33,17 +33,17 @@ def begun_again() -> bool:
 
 def directory() -> Path | None:
     """Return the directory of a run that names none. None outside a job, and in a job without a directory."""
-    found = _directory()
-    if found is None:
+    folder = _directory()
+    if folder is None:
         return None
-    return Path("runs") / os.environ["FOOTPLATE_JOB_NAME"] if is_remote(found) else Path(found)
+    return Path("runs") / os.environ["FOOTPLATE_JOB_NAME"] if is_remote(folder) else Path(folder)
 
 
 def checkpoints(run_dir: Path) -> Place:
     """Return where a run keeps its checkpoints by default: in its directory, or in the job's bucket."""
-    found, own = _directory(), directory()
-    if found is not None and own is not None and is_remote(found) and own.absolute() == run_dir.absolute():
-        return to_place(found) / "checkpoints"
+    folder, own = _directory(), directory()
+    if folder is not None and own is not None and is_remote(folder) and own.absolute() == run_dir.absolute():
+        return to_place(folder) / "checkpoints"
     return run_dir / "checkpoints"
 
 

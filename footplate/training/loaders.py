@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 LOADERS = {"validate": "val", "test": "test", "predict": "predict"}
 
 
-def ask_loader(run: Run, name: str, given: Any) -> Any:
+def ask_loader(run: Run, name: str, argument: Any) -> Any:
     """Return a loader: as passed, or from the data module, or from the module. None if there is none."""
-    if given is not None:
-        return given
+    if argument is not None:
+        return argument
     owner = _owner(run, name)
     return None if owner is None else getattr(owner, name)()
 
@@ -59,25 +59,25 @@ def _no_training_data() -> ConfigError:
     )
 
 
-def training_loader(run: Run, given: Any, limit: Any, saved: dict[str, Any] | None) -> tuple[Any, float]:
+def training_loader(run: Run, argument: Any, limit: Any, saved: dict[str, Any] | None) -> tuple[Any, float]:
     """Return the training loader, made resumable, and the number of its batches in an epoch, on all ranks.
 
     Args:
         run: the run.
-        given: as the user passed it.
+        argument: as the user passed it.
         limit: `limit_train_batches`.
         saved: the loader's state in a checkpoint, if that state has the size of global batches. The size is kept.
 
     Raises:
         ConfigError: there is none, it is empty, or the limit leaves less than a batch.
     """
-    found = run.dataloaders["train"] = ask_loader(run, "train_dataloader", given)
-    if found is None:
+    user_loader = run.dataloaders["train"] = ask_loader(run, "train_dataloader", argument)
+    if user_loader is None:
         raise _no_training_data()
     overfit = run.config.overfit_batches
-    for leaf in leaves_of(found):
+    for leaf in leaves_of(user_loader):
         pin_for(leaf, run.device)
-    loader = adapt(found, run.seed, not overfit, run.world, run.config.use_distributed_sampler)
+    loader = adapt(user_loader, run.seed, not overfit, run.world, run.config.use_distributed_sampler)
     run.read_from("train", [loader])
     if saved is None and run.ranks_meant > run.world.size:
         saved = as_meant(loader.state_dict(), run.ranks_meant, run.world.size)
@@ -94,13 +94,15 @@ def training_loader(run: Run, given: Any, limit: Any, saved: dict[str, Any] | No
     return loader, batches
 
 
-def as_meant(state: dict[str, Any], meant: int, ranks: int) -> dict[str, Any] | None:
+def as_meant(state: dict[str, Any], wanted_ranks: int, ranks: int) -> dict[str, Any] | None:
     """Return a fresh loader's state on fewer ranks than asked for, with global batches for all. None if it has none."""
     if "parts" in state:
-        parts = [{**one, "state": as_meant(one["state"], meant, ranks) or one["state"]} for one in state["parts"]]
+        parts = [
+            {**part, "state": as_meant(part["state"], wanted_ranks, ranks) or part["state"]} for part in state["parts"]
+        ]
         return {**state, "parts": parts}
     size = state.get("global_batch_size")
-    return None if size is None else {**state, "global_batch_size": size // ranks * meant, "ranks": meant}
+    return None if size is None else {**state, "global_batch_size": size // ranks * wanted_ranks, "ranks": wanted_ranks}
 
 
 def check_evaluated(run: Run, stage: str, dataloaders: Any) -> None:
@@ -120,24 +122,24 @@ def no_data(stage: str) -> ConfigError:
     )
 
 
-def evaluation_loaders(run: Run, stage: str, given: Any, limit: Any) -> tuple[list[Any], list[float]]:
+def evaluation_loaders(run: Run, stage: str, argument: Any, limit: Any) -> tuple[list[Any], list[float]]:
     """Return the loaders of a stage and the number of batches of each. Empty if there are none.
 
     Raises:
         ConfigError: one of them is empty, or the limit leaves less than a batch.
     """
     name = LOADERS[stage]
-    found = run.dataloaders[name] = ask_loader(run, f"{name}_dataloader", given)
-    for leaf in leaves_of(found):
+    user_loaders = run.dataloaders[name] = ask_loader(run, f"{name}_dataloader", argument)
+    for leaf in leaves_of(user_loaders):
         pin_for(leaf, run.device)
     training, shared = run.dataloaders.get("train"), run.config.use_distributed_sampler
-    given = [apart_from_training(loader, training) for loader in loaders_of(found)]
-    loaders = [share_out(loader, run.seed, run.world, shared) for loader in given]
+    separate = [apart_from_training(loader, training) for loader in loaders_of(user_loaders)]
+    loaders = [share_out(loader, run.seed, run.world, shared) for loader in separate]
     run.read_from(name, loaders)
     totals = [count_batches(loader) for loader in loaders]
     if run.parallel.lockstep and run.group.is_distributed:
         pairs = zip(loaders, totals, strict=True)
-        totals = [one if even(loader) else shortest(one, run.group, stage) for loader, one in pairs]
+        totals = [total if even(loader) else shortest(total, run.group, stage) for loader, total in pairs]
     limits = [limit_batches(f"limit_{name}_batches", limit, total) for total in totals]
     for index, batches in enumerate(limits):
         if batches == 0 and limit != 0:

@@ -29,7 +29,8 @@ from typing import Any
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:
+    # Windows has no fcntl.
     fcntl = None
 
 from footplate.core.errors import CheckpointError, ConfigError
@@ -63,7 +64,8 @@ def only_writer(directory: Path, patience_s: float = PATIENCE_S) -> Iterator[Non
         try:
             yield
         finally:
-            if not _attempts():  # a later attempt may be taking over
+            # A later attempt may be taking over.
+            if not _attempts():
                 with contextlib.suppress(OSError):
                     (directory / NAME).unlink()
 
@@ -158,12 +160,12 @@ def _is_current(file: int, directory: Path) -> bool:
 
 def _attempts() -> dict[str, int]:
     """Return the launch and the job of this process, with the number of the attempt."""
-    found = {}
+    attempts = {}
     for kind, attempt in (("LAUNCH", "ATTEMPT"), ("JOB_ID", "JOB_ATTEMPT")):
         name = os.environ.get(f"FOOTPLATE_{kind}")
         if name:
-            found[f"{kind} {name}"] = int(os.environ.get(f"FOOTPLATE_{attempt}") or 0)
-    return found
+            attempts[f"{kind} {name}"] = int(os.environ.get(f"FOOTPLATE_{attempt}") or 0)
+    return attempts
 
 
 def _follows(holder: dict[str, Any]) -> bool:
@@ -199,7 +201,8 @@ def _described(holder: dict[str, Any]) -> str:
     return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
 
 
-_held: dict[int, Path] = {}  # descriptors of locks, with their directories
+# The file descriptors of the locks that this process holds, with their directories.
+_held: dict[int, Path] = {}
 
 
 def _close_all() -> None:

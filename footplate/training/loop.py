@@ -186,7 +186,7 @@ class TrainingLoop:
             reports.send(step, progress.epoch)
         if not self._checked:
             self._checked = True
-            names = {name for found in run.group.gather(list(run.metrics.names())) for name in found}
+            names = {name for rank_names in run.group.gather(list(run.metrics.names())) for name in rank_names}
             run.group.ask_first(lambda: check_monitors(run, names, self._known, self.val_loaders))
         if not ends_chunk:
             return
@@ -379,7 +379,8 @@ class TrainingLoop:
         if not self.val_loaders:
             return False
         if self._agreement.stop and self._may_stop():
-            return self._validates_in_epoch()  # to evaluate the last steps, and to save
+            # The loop evaluates the last steps, and saves.
+            return self._validates_in_epoch()
         if self._val_seconds is not None:
             self._progress.unvalidated_s = self._agreement.now_s - self._validated_s
             return self._progress.unvalidated_s >= self._val_seconds and self._validates_in_epoch()

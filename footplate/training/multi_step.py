@@ -29,8 +29,8 @@ def between_any_two(run: Run) -> str | None:
     if not run.module.automatic_optimization:
         return f"{type(run.module).__name__} optimises by hand"
     for name in ("on_train_batch_start", "on_train_batch_end"):
-        for who in run.hooks.weight_readers(name):
-            return f"{who} overrides {name}() and may look at the weights after each step"
+        for reader in run.hooks.weight_readers(name):
+            return f"{reader} overrides {name}() and may look at the weights after each step"
     by_step = [config for config in run.lr_scheduler_configs if config.interval == "step"]
     if by_step and overrides(run.module, "lr_scheduler_step"):
         return f"{type(run.module).__name__} overrides lr_scheduler_step(), which sets the next step's learning rate"
@@ -73,13 +73,13 @@ def rates_ahead(run: Run, count: int) -> list[list[float]]:
     kept = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
-        found = []
+        rates = []
         for step in range(run.progress.global_step + 1, run.progress.global_step + count + 1):
-            found.append(rates_of(optimizer))
+            rates.append(rates_of(optimizer))
             for config in configs:
                 if step % config.frequency == 0:
                     config.scheduler.step()
-        return found
+        return rates
     finally:
         for config, state in zip(configs, kept, strict=True):
             config.scheduler.load_state_dict(state)
@@ -90,7 +90,8 @@ def rates_ahead(run: Run, count: int) -> list[list[float]]:
 def chunks(batches: Iterator[Any], size: int) -> Iterator[Sequence[Any]]:
     """Return batches in chunks of `size`. The last chunk may be shorter."""
     if size == 1:
-        return zip(batches, strict=False)  # tuples of one, built by C code
+        # C code builds these tuples of one batch.
+        return zip(batches, strict=False)
     return iter(lambda: tuple(itertools.islice(batches, size)), ())
 
 

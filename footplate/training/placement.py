@@ -73,7 +73,8 @@ class Placement:
     def meet(self) -> bool:
         """Meet the other ranks. Return True the first time, and always False in a process without others."""
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # "cuda" in the user's code is the device of this process then
+            # From now on, "cuda" in the user's code is the device of this process.
+            torch.cuda.set_device(self.device)
         if self.world.size == 1 or self.group.is_distributed:
             return False
         self.group = join(self.world, self.accelerator.process_group_backend, self.device)
@@ -97,21 +98,27 @@ def place(config: TrainerConfig) -> Placement:
     accelerator = get_accelerator(name)
     chosen = choose_precision(precision or "32-true", accelerator)
     accelerator.check_arguments(vars(config))
+
     world = World.from_environ()
     share_rank(world)
+
     device_ids = choose_devices(accelerator, devices, world)
     single_controller = accelerator.single_controller
     nodes = check_nodes(config.num_nodes, 1 if single_controller else len(device_ids), world)
     own = worker.slot() if world.launched and not single_controller else 0
     device = accelerator.torch_device(device_ids[own])
+
     refused = {
         "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
     }  # fmt: skip
     check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
-    ranks = 1 if single_controller else world.size  # number of ranks in torch's process group
+
+    # The number of ranks in torch's process group.
+    ranks = 1 if single_controller else world.size
     every_device = [accelerator.torch_device(index) for index in device_ids]
     parallel = make_strategy(config.strategy, ranks, every_device)
     sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)
+
     placement = Placement(accelerator, chosen, world, nodes, device_ids, device, parallel, sync_batchnorm)
     check_fewest(config.min_devices, placement.ranks_asked)
     return placement
@@ -123,21 +130,22 @@ def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> 
     Raises:
         ConfigError: fewer devices than processes.
     """
-    found = accelerator.parse_devices(devices)
+    indices = accelerator.parse_devices(devices)
     if not world.launched or accelerator.single_controller:
-        return found
-    if len(found) < world.local_size and len(found) == 1:  # one device for each process
-        found = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")
-    if len(found) < world.local_size:
+        return indices
+    # One device means one for each process.
+    if len(indices) < world.local_size and len(indices) == 1:
+        indices = accelerator.parse_devices(world.local_size if accelerator.name == "cpu" else "auto")
+    if len(indices) < world.local_size:
         raise ConfigError(
-            f"devices={devices!r}: {len(found)} device(s) of {accelerator.name} for the {world.local_size} processes of "
+            f"devices={devices!r}: {len(indices)} device(s) of {accelerator.name} for the {world.local_size} processes of "
             "this node (LOCAL_WORLD_SIZE). Start one process for each device."
         )
-    return found
+    return indices
 
 
 def choose_precision(precision: str, accelerator: Accelerator) -> Precision:
-    """Return the precision to train in. A CPU trains in "bf16-mixed" for "16-mixed", as under Lightning.
+    """Return the precision to train in. A CPU trains in "bf16-mixed" for "16-mixed".
 
     Raises:
         ConfigError: an unknown precision, or one that the accelerator doesn't train in.

@@ -37,7 +37,7 @@ class Notices(ABC):
     """The notices of one cloud."""
 
     @abstractmethod
-    def here(self) -> bool:
+    def is_present(self) -> bool:
         """Return True on a machine of this cloud. Asks no server."""
 
     @abstractmethod
@@ -62,7 +62,7 @@ class ComputeEngine(Notices):
         self._asking: set[HTTPConnection] = set()
         self._closed = False
 
-    def here(self) -> bool:
+    def is_present(self) -> bool:
         if os.environ.get("GCE_METADATA_HOST"):
             return True
         try:
@@ -95,7 +95,8 @@ class ComputeEngine(Notices):
             connection.connect()
             self._asking.add(connection)
             try:
-                if self._closed:  # `close` ran before this connection was made
+                # `close` ran before this connection was made.
+                if self._closed:
                     raise OSError("closed")
                 connection.request("GET", f"/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"})
                 answer = connection.getresponse()
@@ -109,7 +110,8 @@ class ComputeEngine(Notices):
         """End the requests that wait for an answer."""
         self._closed = True
         for connection in tuple(self._asking):
-            with contextlib.suppress(OSError, AttributeError):  # it may be closed at this moment
+            # The socket may be closed at this moment.
+            with contextlib.suppress(OSError, AttributeError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -120,7 +122,7 @@ CLOUDS: tuple[type[Notices], ...] = (ComputeEngine,)
 def watching(end: Callable[[str], None]) -> Iterator[None]:
     """Call `end(reason)` in a thread when the cloud announces the end of this machine, inside a `with` block."""
     over = threading.Event()
-    clouds = [cloud for cloud in (kind() for kind in CLOUDS) if cloud.here()]
+    clouds = [cloud for cloud in (kind() for kind in CLOUDS) if cloud.is_present()]
     threads = [
         threading.Thread(target=_watch, args=(wait, end, over), name="footplate-notices", daemon=True)
         for cloud in clouds

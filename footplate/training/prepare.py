@@ -1,6 +1,6 @@
 """Checks what a user gives a trainer before any work starts: callbacks, loggers, a model, a data module.
 
-Objects of other libraries (a LightningModule, say) go through the adapter of their library; see `core/adapters.py`.
+Objects of other libraries go through the adapter of their library; see `core/adapters.py`.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ def _callbacks_of_packages() -> list[Any]:
 
 def replaces(configured: Any, callback: Any) -> bool:
     """Return True if a callback that the module configures takes the place of one of the trainer's."""
-    usual = (ModelCheckpoint, ProgressBar, ModelSummary)  # the trainer adds these when the user gives none
+    # The trainer adds these callbacks if the user gives none.
+    usual = (ModelCheckpoint, ProgressBar, ModelSummary)
     return type(configured) is type(callback) or any(
         type(callback) is kind and is_kind(configured, kind) for kind in usual
     )

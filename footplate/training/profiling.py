@@ -38,24 +38,24 @@ class NoProfiler:
         return contextlib.nullcontext()
 
 
-def make_profiler(given: Any) -> Any:
+def make_profiler(argument: Any) -> Any:
     """Return the profiler for an argument `profiler`.
 
     Raises:
         ConfigError: an unknown name, or an object that can't record.
         MissingExtra: the name of a profiler of a library that isn't installed.
     """
-    if given is None:
+    if argument is None:
         return NoProfiler()
-    if isinstance(given, str):
+    if isinstance(argument, str):
         makers = {name: adapter for adapter in all_adapters() for name in adapter.profilers}
-        adapter = makers.get(given.lower())
+        adapter = makers.get(argument.lower())
         if adapter is None:
-            raise ConfigError(f'profiler="{given}": expected one of {", ".join(makers)}, or a profiler object.')
-        return adapter.make_profiler(given.lower())
-    if isinstance(given, type) or not all(callable(getattr(given, name, None)) for name in ("start", "stop")):
-        raise ConfigError(f"profiler={given!r}: expected an object with start(action) and stop(action), or a name.")
-    return given
+            raise ConfigError(f'profiler="{argument}": expected one of {", ".join(makers)}, or a profiler object.')
+        return adapter.make_profiler(argument.lower())
+    if isinstance(argument, type) or not all(callable(getattr(argument, name, None)) for name in ("start", "stop")):
+        raise ConfigError(f"profiler={argument!r}: expected an object with start(action) and stop(action), or a name.")
+    return argument
 
 
 def recorder(profiler: Any) -> Profile | None:

@@ -31,11 +31,11 @@ def check_settings(run: Run) -> None:
     Raises:
         ConfigError: something differs.
     """
-    meant = {"stage": run.stage} | {name: getattr(run.config, name) for name in COMPARED}
-    meant |= {"accelerator": run.accelerator.name, "precision": run.precision.name}
-    meant |= {"strategy": run.parallel.name, "callbacks that save or stop": _deciding(run.callbacks)}
+    settings = {"stage": run.stage} | {name: getattr(run.config, name) for name in COMPARED}
+    settings |= {"accelerator": run.accelerator.name, "precision": run.precision.name}
+    settings |= {"strategy": run.parallel.name, "callbacks that save or stop": _deciding(run.callbacks)}
     hint = "Give every rank the same: only rank 0 writes, whichever rank asks for it."
-    check_alike(run.group, meant, hint)
+    check_alike(run.group, settings, hint)
 
 
 def check_model(run: Run) -> None:
@@ -57,13 +57,15 @@ def check_optimizers(run: Run) -> None:
     """
     if not run.group.is_distributed:
         return
-    schedulers = [(type(one.scheduler).__name__, one.interval, one.frequency) for one in run.lr_scheduler_configs]
-    meant = {
+    schedulers = [
+        (type(config.scheduler).__name__, config.interval, config.frequency) for config in run.lr_scheduler_configs
+    ]
+    settings = {
         "the optimizers": ", ".join(map(_learns, run.optimizers)) or "none",
         "the schedulers": ", ".join(f"{name} (every {n} {interval}s)" for name, interval, n in schedulers) or "none",
     }
     hint = "Give every rank the same. Draw random values under a seed that all ranks have (seed_everything)."
-    check_alike(run.group, meant, hint)
+    check_alike(run.group, settings, hint)
 
 
 def warn_of_own_disks(run: Run) -> None:
@@ -124,10 +126,10 @@ def check_data(run: Run, loaders: dict[str, list[tuple[Any, float]]]) -> None:
     """
     if not run.group.is_distributed:
         return
-    described = {what: ", ".join(_described(*one) for one in found) for what, found in loaders.items()}
-    meant = {f"the {what} data": said or "none" for what, said in described.items()}
+    described = {stage: ", ".join(_described(*pair) for pair in pairs) for stage, pairs in loaders.items()}
+    settings = {f"the {stage} data": description or "none" for stage, description in described.items()}
     hint = "Give every rank the same: the same files, the same version of a table (Table(…, version=…)), the same seed."
-    check_alike(run.group, meant, hint, DataError)
+    check_alike(run.group, settings, hint, DataError)
 
 
 def check_order(run: Run, loader: Any) -> None:
@@ -152,22 +154,26 @@ def read_alike(run: Run, path: Place, read: Callable[[Place], Any]) -> Any:
     Raises:
         CheckpointError: a rank can't read it, or finds another checkpoint under this name.
     """
-    state, found = run.group.ask_each(lambda: (read(path), checkpoint.identity(path)))
+    state, identity = run.group.ask_each(lambda: (read(path), checkpoint.identity(path)))
     hint = "Each rank reads it. Keep it on a disk that all machines share, in an object store, or on each machine."
-    check_alike(run.group, {f"the checkpoint {path}": found}, hint, CheckpointError)
+    check_alike(run.group, {f"the checkpoint {path}": identity}, hint, CheckpointError)
     return state
 
 
 def _deciding(callbacks: list[Any]) -> str:
-    found = []
-    for one in callbacks:
-        if isinstance(one, ModelCheckpoint):
-            found.append(f"{one.state_key}{one.save_top_k, one.save_last, one.save_on_train_epoch_end}")
-        elif isinstance(one, GradientAccumulationScheduler):
-            found.append(f"accumulates {one.scheduling}")
-        elif isinstance(one, EarlyStopping):
-            found.append(f"{one.state_key}{one.patience, one.strict, one.check_on_train_epoch_end}")
-    return ", ".join(found) or "none"
+    described = []
+    for callback in callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            described.append(
+                f"{callback.state_key}{callback.save_top_k, callback.save_last, callback.save_on_train_epoch_end}"
+            )
+        elif isinstance(callback, GradientAccumulationScheduler):
+            described.append(f"accumulates {callback.scheduling}")
+        elif isinstance(callback, EarlyStopping):
+            described.append(
+                f"{callback.state_key}{callback.patience, callback.strict, callback.check_on_train_epoch_end}"
+            )
+    return ", ".join(described) or "none"
 
 
 def _learns(optimizer: Any) -> str:
@@ -185,7 +191,7 @@ def _number(value: Any) -> str:
     if isinstance(value, Tensor):
         return repr(value.tolist()) if value.numel() == 1 else ""
     plain = isinstance(value, (int, float)) or (
-        isinstance(value, (tuple, list)) and all(isinstance(one, (int, float)) for one in value)
+        isinstance(value, (tuple, list)) and all(isinstance(item, (int, float)) for item in value)
     )
     return repr(value) if plain else ""
 

@@ -60,10 +60,11 @@ def check_same_ranks(run: Run, loader: Any) -> None:
         ConfigError: the run was begun on another number of ranks.
     """
     state = loader.state_dict() if run.config.reload_dataloaders_every_n_epochs and run.launch_id is None else {}
-    for one in [state, *(part["state"] for part in state.get("parts", []))]:
-        if one.get("global_batch_size", 0) != one.get("batch_size", 0) * run.world.size:
+    for part_state in [state, *(part["state"] for part in state.get("parts", []))]:
+        if part_state.get("global_batch_size", 0) != part_state.get("batch_size", 0) * run.world.size:
             raise ConfigError(
                 "reload_dataloaders_every_n_epochs: the run began on another number of ranks, and new loaders would have "
                 "other global batches. "
-                f"Continue on {one['global_batch_size'] // one['batch_size']} ranks, or leave the argument out."
+                f"Continue on {part_state['global_batch_size'] // part_state['batch_size']} ranks, or leave the argument "
+                "out."
             )

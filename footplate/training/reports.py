@@ -92,7 +92,7 @@ class Reports:
             kept.clear()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return `callback` as tensors, which callbacks written for Lightning expect."""
+        """Return `callback` as tensors, the form of `trainer.callback_metrics`."""
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.callback.items()}
 
 

@@ -24,12 +24,12 @@ def find_on_all(run: Run, ckpt_path: str | Place | None) -> Place | None:
     """Return, on every rank, the checkpoint that rank 0 finds."""
 
     def find() -> tuple[Place | None, str | None]:
-        found = find_checkpoint(run, ckpt_path)
-        return (None, None) if found is None else (run.placement.for_all(found), shown_path(ckpt_path, found))
+        path = find_checkpoint(run, ckpt_path)
+        return (None, None) if path is None else (run.placement.for_all(path), shown_path(ckpt_path, path))
 
-    found, shown = run.group.ask_first(find)
+    path, shown = run.group.ask_first(find)
     show_ckpt_path(run.trainer, shown)
-    return found
+    return path
 
 
 def or_best(run: Run, ckpt_path: str | Place | None, is_new: bool) -> str | Place | None:
@@ -65,22 +65,22 @@ def find_checkpoint(run: Run, ckpt_path: str | Place | None) -> Place | None:
         )
 
     if started_again(run):
-        found = newest("launch", run.launch_id)
-        if found is not None:
-            return found
+        path = newest("launch", run.launch_id)
+        if path is not None:
+            return path
     if run.job_fit is not None and run.stage == "fit" and job.begun_again():
-        found = newest("job_fit", run.job_fit)
-        if found is not None:
-            return found
+        path = newest("job_fit", run.job_fit)
+        if path is not None:
+            return path
     if ckpt_path is None:
         return None
     if ckpt_path == "last":
-        found = newest()
-        if found is None and run.stage != "fit":
+        path = newest()
+        if path is None and run.stage != "fit":
             raise CheckpointError(f'ckpt_path="last": there is no checkpoint in {where}.')
-        if found is None:
+        if path is None:
             run.print(f"No checkpoint in {where} to continue from: training begins at step 0.")
-        return found
+        return path
     if ckpt_path == "best":
         for callback in savers:
             link = to_place(callback.dirpath or run.run_dir) / f"best{checkpoint.SUFFIX}"
@@ -93,22 +93,22 @@ def find_checkpoint(run: Run, ckpt_path: str | Place | None) -> Place | None:
     return to_place(ckpt_path)
 
 
-def shown_path(ckpt_path: str | Place | None, found: Place) -> str:
+def shown_path(ckpt_path: str | Place | None, path: Place) -> str:
     """Return what `trainer.ckpt_path` shows for a checkpoint: `last.ckpt`, if that is a link to it."""
-    if ckpt_path != "last" or not isinstance(found, Path):
-        return str(found)
-    link = found.parent / checkpoint.LAST
-    return str(link if link.exists() and link.samefile(found) else found)
+    if ckpt_path != "last" or not isinstance(path, Path):
+        return str(path)
+    link = path.parent / checkpoint.LAST
+    return str(link if link.exists() and link.samefile(path) else path)
 
 
-def named_checkpoint(ckpt_path: str | Place | None, found: Place | None) -> Place | None:
+def named_checkpoint(ckpt_path: str | Place | None, path: Place | None) -> Place | None:
     """Return the checkpoint that the user has chosen to continue from. None for the newest, and for none.
 
     Savers delete checkpoints that newer ones replace, but never this one.
     """
     if ckpt_path in (None, "last"):
         return None
-    chosen = found if ckpt_path == "best" or found is None else to_place(ckpt_path)
+    chosen = path if ckpt_path == "best" or path is None else to_place(ckpt_path)
     return None if chosen is None else store_of(chosen).resolve(chosen)
 
 

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Stage = Literal["fit", "validate", "test", "predict"]
-LoaderPair = tuple[Any, list[Any]]  # the training loader, and the validation loaders
+# The training loader, and the validation loaders.
+LoaderPair = tuple[Any, list[Any]]
 
 
 @dataclass(eq=False)
@@ -86,7 +87,7 @@ class Run:
         num_val_batches: batches of each validation loader. The other two likewise.
         val_check_batches: training batches between two validations.
         should_stop: set to stop training after this step.
-        status: Lightning's word for the state of the call.
+        status: the state of the call, as `trainer.state.status` shows it.
         sanity_checking: a few validation batches are being tried.
         in_step: a step trains on a batch. It stays set if the step raises.
         training_in_progress: `fit` has begun to train.

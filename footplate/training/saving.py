@@ -56,19 +56,25 @@ def write_checkpoint(
     """
     if run.state is None:
         raise ConfigError("There is nothing to save: this trainer has trained no model. Call trainer.fit(model) first.")
+
     if run.group.is_distributed:
         wait_for_save(run)
     if run.make_loaders is not None and not weights_only:
-        run.ask_for_loaders()  # the loader's position is part of the state
+        # The loader's position is part of the state.
+        run.ask_for_loaders()
     state = run.state.state_dict(weights_only)
+
     # The disk that all ranks of a sharded model write to.
     shared = path if run.parallel.sharded and isinstance(path, Path) else None
     if shared is None:
         state = run.parallel.whole(state)
+
+    # Each rank has its own random numbers and loader position.
     if run.group.is_distributed and not weights_only:
         own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
         state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
     _call_save_hooks(run, state, weights_only)
+
     joint = None
     if shared is not None:
         state, parts = cut_out(state)
@@ -76,6 +82,8 @@ def write_checkpoint(
         run.writer.save_part(joint)
     if run.world.rank != 0:
         return
+
+    # Rank 0 writes the rest.
     state["footplate"]["failed_in_step"] = run.failed_in_step
     meta = {**describe(state, run.progress), "metrics": finite(run.reports.callback)}
     meta |= {"launch": run.launch_id, "job_fit": run.job_fit}
@@ -145,7 +153,8 @@ def save_before_end(run: Run, failing: bool = False) -> str:
 
     The first saver that saves the whole state does it.
     """
-    trainer: Any = run.trainer  # its attributes are descriptors, which pyright doesn't match with a protocol
+    # The attributes of a trainer are descriptors, which pyright doesn't match with a protocol.
+    trainer: Any = run.trainer
     for callback in run.callbacks:
         if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
             continue
@@ -163,10 +172,11 @@ def end_on_signal(run: Run) -> None:
         KeyboardInterrupt: after SIGINT.
     """
     if run.training_in_progress:
-        said = save_before_end(run)
+        message = save_before_end(run)
         wait_for_save(run)
-        run.group.barrier()  # the ranks end together: a rank that ends early would count as lost
-        run.print(f"{run.signals.reason} after step {run.progress.global_step}: {said}")
+        # The ranks end together: a rank that ends early would count as lost.
+        run.group.barrier()
+        run.print(f"{run.signals.reason} after step {run.progress.global_step}: {message}")
     raise run.signals.end()
 
 
@@ -175,9 +185,10 @@ def save_before_failing(run: Run, error: BaseException) -> None:
     run.failed_in_step = crash_phase(run) != "between steps"
     run.training_metrics.take_back()
     try:
-        said = save_before_end(run, failing=True)
+        message = save_before_end(run, failing=True)
         run.writer.wait()
-    except Exception as failure:  # the user must see the first exception, not this one
+    except Exception as failure:
+        # The user must see the first exception, not this one.
         log.warning("The run could not be saved as it was when it failed: %s", failure)
     else:
-        run.print(f"{type(error).__name__} after step {run.progress.global_step}: {said}")
+        run.print(f"{type(error).__name__} after step {run.progress.global_step}: {message}")

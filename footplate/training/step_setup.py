@@ -56,11 +56,12 @@ def build_step(run: Run) -> None:
         record=functools.partial(_record, run),
         rates_ahead=functools.partial(rates_ahead, run),
     )
+
     run.step = pkgutil.resolve_name(run.accelerator.step)(spec)
     profile = recorder(run.profiler)
     if profile is not None:
         profile_step(run, profile)
-    run.step_optimizers = [StepOptimizer(one, run.step.optimizer_step) for one in run.optimizers]
+    run.step_optimizers = [StepOptimizer(optimizer, run.step.optimizer_step) for optimizer in run.optimizers]
 
 
 def _steps_per_call(run: Run) -> int:
@@ -68,8 +69,9 @@ def _steps_per_call(run: Run) -> int:
     steps = run.config.iterations_per_loop
     if steps == 1 or run.stage != "fit":
         return steps
-    reasons = run.group.gather(between_any_two(run))  # a callback on one rank counts for all ranks
-    reason = next((one for one in reasons if one is not None), None)
+    # A callback on one rank counts for all ranks.
+    reasons = run.group.gather(between_any_two(run))
+    reason = next((answer for answer in reasons if answer is not None), None)
     if reason is None:
         return steps
     log.warning("iterations_per_loop=%d: one step at a time, since %s.", steps, reason)

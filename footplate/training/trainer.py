@@ -72,7 +72,8 @@ class Trainer(TrainerAttributes, TrainerServices):
         )
         self.own_callbacks = choose_callbacks(config)
         self.show_callbacks(self.own_callbacks)
-        self.ckpt_path: str | Path | None = None  # the checkpoint that the last call loaded, or that the user assigned
+        # The checkpoint that the last call loaded, or that the user assigned.
+        self.ckpt_path: str | Path | None = None
         self.shown_ckpt_path: str | None = None
         self.assigned_ckpt_path: str | Path | None = None
 
@@ -94,7 +95,7 @@ class Trainer(TrainerAttributes, TrainerServices):
             datamodule: a `DataModule` or a `LightningDataModule`.
             ckpt_path: continue from this checkpoint, a path or a URI. "last" continues from the newest complete one of
                 this run, or starts from the beginning if there is none. "best" continues from the best.
-            weights_only: accepted for Lightning's sake. No code of a checkpoint is ever executed.
+            weights_only: accepted for compatibility. No code of a checkpoint is ever executed.
 
         Raises:
             FootplateError: a mistake that the user can fix, before training begins if possible.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from footplate.core.errors import ConfigError
+from footplate.distributed.replica_logs import Logged
 
 if TYPE_CHECKING:
     from footplate.tracking.base import Logger
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class TrainerAccess:
     """Methods of a module that use its trainer.
 
-    The only state is `_trainer`, so a `LightningModule` uses the same methods (`compat/lightning`).
+    The only state is `_trainer`, so the modules of other libraries can use the same methods (`compat`).
     """
 
     _trainer: Trainer | None = None
@@ -98,13 +99,13 @@ class TrainerAccess:
                 training.
             on_epoch: reduce the values of an epoch with `reduce_fx`. Default in evaluation and in epoch hooks.
             reduce_fx: "mean" (weighted by batch size), "sum", "min", "max", or a function of the stacked values.
-            enable_graph: accepted for Lightning's sake. Values are always detached.
+            enable_graph: accepted for compatibility. Values are always detached.
             sync_dist: reduce over all ranks too.
             sync_dist_group: the process group to reduce over. By default all ranks.
             add_dataloader_idx: with several evaluation loaders, append `/dataloader_idx_N` to the name.
             batch_size: the weight of this value in the epoch's mean. Default: the first dimension of the batch. For a mean
                 over tokens, pass the number of tokens. A tensor on the device costs no synchronisation.
-            metric_attribute: accepted for Lightning's sake. Footplate finds metrics itself.
+            metric_attribute: accepted for compatibility. Footplate finds metrics itself.
             rank_zero_only: only rank 0 makes this call, so the value is not reduced over ranks.
 
         Raises:
@@ -114,10 +115,12 @@ class TrainerAccess:
         if trainer is None:
             _warn_unattached(type(self).__name__)
             return
-        trainer.metrics.log(
-            name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist and not rank_zero_only,
-            add_dataloader_idx, batch_size,
-        )  # fmt: skip
+        sync_dist = sync_dist and not rank_zero_only
+        trainer.metrics.record(
+            Logged(
+                name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, add_dataloader_idx, batch_size
+            )
+        )
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Log every item; takes the arguments of `log`. A torchmetrics `MetricCollection` is a mapping too."""
@@ -128,15 +131,15 @@ class TrainerAccess:
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the optimizer, or the list of them, for manual optimisation. Each `.step()` counts as a global step."""
-        found = self.trainer.step_optimizers if use_pl_optimizer else self.trainer.optimizers
-        return found[0] if len(found) == 1 else found
+        optimizers = self.trainer.step_optimizers if use_pl_optimizer else self.trainer.optimizers
+        return optimizers[0] if len(optimizers) == 1 else optimizers
 
     def lr_schedulers(self) -> Any:
         """Return the learning-rate scheduler, the list of them, or None."""
-        found = [config.scheduler for config in self.trainer.lr_scheduler_configs]
-        if not found:
+        schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
+        if not schedulers:
             return None
-        return found[0] if len(found) == 1 else found
+        return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Call `loss.backward()` with the precision's scaling, for manual optimisation."""

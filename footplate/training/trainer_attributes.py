@@ -339,7 +339,8 @@ class TrainerAttributes:
         """The trainer's callbacks of a class, or of another library's class of the same name."""
         return [callback for callback in self.callbacks if is_kind(callback, kind)]
 
-    if not TYPE_CHECKING:  # a type checker would take every misspelt attribute for one of these
+    # Otherwise a type checker would accept every misspelt attribute.
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Read an attribute that only another library's trainer has, from the library's adapter."""

@@ -29,7 +29,7 @@ class TrainerServices:
         Args:
             filepath: a path or a URI.
             weights_only: leave out everything that only resuming needs.
-            storage_options: for Lightning's plugins. Must be None.
+            storage_options: accepted for compatibility. Must be None.
 
         Raises:
             ConfigError: `storage_options` is given, or nothing has been trained.
@@ -44,7 +44,8 @@ class TrainerServices:
         wait_for_save(run)
         run.group.barrier()
         if not run.training_in_progress:
-            run.writer.close()  # otherwise the end of the call closes it
+            # Otherwise the end of the call closes it.
+            run.writer.close()
 
     def write_checkpoint(
         self, path: Place, weights_only: bool = False, then: Callable[[], None] = lambda: None
@@ -81,7 +82,7 @@ class TrainerServices:
 
         Args:
             data: tensors and numbers of one shape on all ranks, in any nesting.
-            group: accepted for Lightning's sake.
+            group: accepted for compatibility.
             sync_grads: let gradients flow through the result.
         """
         ranks = self.run.group

@@ -136,7 +136,8 @@ def _make(call: Call) -> Outcome | None:
     from footplate.training.trainer import Trainer
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the calling process has given them already
+        # The calling process has given these warnings already.
+        warnings.simplefilter("ignore")
         trainer = Trainer(**vars(call.config))
     trainer.run.launch_id, trainer.run.job_fit = call.launch_id, call.job_fit
     trainer.own_callbacks, trainer.loggers = call.callbacks, call.loggers
@@ -168,9 +169,9 @@ def _in_order(of_ranks: list[Any], loaders: int) -> list[Any]:
     if not of_ranks:
         return []
     if loaders > 1:
-        return [_in_order([found[index] for found in of_ranks], 1) for index in range(loaders)]
-    batches = max(len(found) for found in of_ranks)
-    return [found[index] for index in range(batches) for found in of_ranks if index < len(found)]
+        return [_in_order([of_rank[index] for of_rank in of_ranks], 1) for index in range(loaders)]
+    batches = max(len(of_rank) for of_rank in of_ranks)
+    return [of_rank[index] for index in range(batches) for of_rank in of_ranks if index < len(of_rank)]
 
 
 def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome) -> None:
@@ -181,8 +182,8 @@ def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome)
     for name, value in outcome.reports.items():
         setattr(run.reports, name, value)
     for parts, fields in ((trainer.own_callbacks, outcome.callbacks), (trainer.loggers, outcome.loggers)):
-        for part, found in zip(parts, fields, strict=True):
-            vars(part).update(found)
+        for part, values in zip(parts, fields, strict=True):
+            vars(part).update(values)
     trainer.show_callbacks(trainer.own_callbacks)
     if outcome.weights is not None:
         if overrides(module, "configure_model"):
@@ -192,14 +193,15 @@ def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome)
 
 def _portable(part: Any) -> dict[str, Any]:
     """Return what a callback or logger remembers, without anything that holds the trainer or module or can't be pickled."""
-    found = {}
+    values = {}
     for name, value in vars(part).items():
         try:
             _Portable(io.BytesIO()).dump(value)
-        except Exception:  # any exception of the user's class
+        except Exception:
+            # The user's class may raise any exception.
             continue
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 class _Portable(cloudpickle.Pickler):

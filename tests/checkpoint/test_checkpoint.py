@@ -277,7 +277,7 @@ WRITES = """
     directory, same = Path(sys.argv[1]), sys.argv[2] == "same"
     writer = CheckpointWriter()
     weights = torch.zeros(1 << 18)
-    checkpoint.sweep(directory)
+    checkpoint.clean_up(directory)
     older = checkpoint.newest([directory])
     number = 0 if older is None else checkpoint.read_meta(older)["number"]
     for number in range(number + 1, 10_000):
@@ -305,7 +305,7 @@ def test_killed_at_any_moment_what_is_left_is_whole(mode, tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         said = [first, *map(int, process.communicate()[0].split())]
 
-        checkpoint.sweep(directory)
+        checkpoint.clean_up(directory)
         found = checkpoint.newest([directory])
         assert found is not None
         state = checkpoint.load(found)
@@ -323,7 +323,7 @@ def test_litter_of_killed_writes_is_swept_and_a_cut_replacement_is_finished(tmp_
     write(tmp_path / "a.ckpt").rename(tmp_path / ".old-a.ckpt")
     write(tmp_path / "b.ckpt", x=1)
     write(tmp_path / "c.ckpt", x=2).rename(tmp_path / ".old-b.ckpt")
-    checkpoint.sweep(tmp_path)
+    checkpoint.clean_up(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.ckpt", "b.ckpt", "whole.ckpt"]
     assert checkpoint.load(tmp_path / "b.ckpt")["x"] == 1
     assert checkpoint.is_complete(whole)

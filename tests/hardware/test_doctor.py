@@ -8,7 +8,8 @@ from rich.console import Console
 
 from footplate.hardware.base import Device
 from footplate.hardware.cpu import CPU
-from footplate.hardware.doctor import advise, examine, examine_accelerator, render, to_dict
+from footplate.hardware.doctor import advise, examine, examine_accelerator, to_dict
+from footplate.hardware.doctor_page import page
 from footplate.hardware.packages import Package
 
 
@@ -19,7 +20,7 @@ def report():
 
 def _printed(report, width=200) -> str:
     paper = StringIO()
-    Console(width=width, file=paper).print(render(report))
+    Console(width=width, file=paper).print(page(report))
     return paper.getvalue()
 
 

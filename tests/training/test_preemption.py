@@ -128,7 +128,7 @@ def test_elsewhere_no_server_is_asked(monkeypatch):
     before = {*threading.enumerate()}
     with preemption.watching(pytest.fail):
         begun = [one for one in threading.enumerate() if one not in before and one.name == "footplate-notices"]
-        assert not begun or preemption.ComputeEngine().here()
+        assert not begun or preemption.ComputeEngine().is_present()
 
 
 TRAINS = """

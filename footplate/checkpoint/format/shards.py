@@ -158,7 +158,7 @@ def _offsets(notes: dict[str, str], source: str) -> dict[str, tuple[int, ...]]:
         raise CheckpointError(f"{source} is damaged: a file of shards lacks the offsets of its parts.") from error
 
 
-def _copy_part(part: Tensor | None, offsets: tuple[int, ...], whole: Tensor, what: str) -> int:
+def _copy_part(part: Tensor | None, offsets: tuple[int, ...], whole: Tensor, name: str) -> int:
     """Copy a part into the whole tensor; return the part's number of elements."""
     fits = (
         part is not None
@@ -167,7 +167,7 @@ def _copy_part(part: Tensor | None, offsets: tuple[int, ...], whole: Tensor, wha
         and all(0 <= first <= first + n <= m for first, n, m in zip(offsets, part.shape, whole.shape, strict=True))
     )
     if part is None or not fits:
-        raise CheckpointError(f"{what} is damaged: a shard doesn't fit into the tensor. Nothing was loaded.")
+        raise CheckpointError(f"{name} is damaged: a shard doesn't fit into the tensor. Nothing was loaded.")
 
     box = tuple(slice(first, first + n) for first, n in zip(offsets, part.shape, strict=True))
     whole[box].copy_(part)

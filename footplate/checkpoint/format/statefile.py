@@ -455,12 +455,15 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value
     if _TAG not in value:
         return {key: _decode(item, tensors) for key, item in value.items()}
+
     kind, of = value[_TAG], value["of"]
     if kind == "tensor":
         tensor = tensors[of]
         return tensor.contiguous(memory_format=_FORMATS[value["format"]][1]) if "format" in value else tensor
     if kind == "sharded":
         return Sharded(of, _DTYPES[value["dtype"]], tuple(value["shape"]))
+
+    # Containers, and then values of single types.
     if kind == "dict":
         return {key: _decode(item, tensors) for key, item in of}
     if kind == "tuple":

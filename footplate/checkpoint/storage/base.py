@@ -68,7 +68,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def sweep(self, directory: Any) -> None:
+    def clean_up(self, directory: Any) -> None:
         """Remove what interrupted writes and deletions left in a directory."""
 
     @abstractmethod

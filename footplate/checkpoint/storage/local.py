@@ -2,7 +2,7 @@
 
 A checkpoint is written to `.tmp-…` beside its target, synced, and renamed. No move between file systems is needed, and at
 every moment the target is the old checkpoint or the new one. If the target exists, it is renamed to `.old-…` first and
-deleted afterwards. If the process is killed in between, `sweep` restores it.
+deleted afterwards. If the process is killed in between, `clean_up` restores it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LocalStore(Store):
                 "Set another dirpath or default_root_dir."
             ) from None
 
-    def sweep(self, directory: Path) -> None:
+    def clean_up(self, directory: Path) -> None:
         for old in directory.rglob(f"{_REPLACED}*{SUFFIX}"):
             target = _replaced_by(old)
             if target.exists():
@@ -57,8 +57,8 @@ class LocalStore(Store):
     def find(self, directory: Path, deep: bool = True) -> list[Path]:
         if not directory.is_dir():
             return []
-        found = directory.rglob(f"*{SUFFIX}") if deep else directory.glob(f"*{SUFFIX}")
-        return sorted(path for path in found if not path.is_symlink() and not _is_replaced(path))
+        matches = directory.rglob(f"*{SUFFIX}") if deep else directory.glob(f"*{SUFFIX}")
+        return sorted(path for path in matches if not path.is_symlink() and not _is_replaced(path))
 
     def resolve(self, path: Path) -> Path:
         target = path.resolve() if path.is_symlink() else path

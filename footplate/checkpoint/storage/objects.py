@@ -6,7 +6,7 @@
 
 A write uploads the state, then the marker, and then removes the state that the older marker named. At every moment the
 marker names a complete state, the old one or the new one. A deletion removes the marker first. A process that is killed in
-between leaves a state that no marker names; `sweep` removes it. The parts of an unfinished upload are invisible, and
+between leaves a state that no marker names; `clean_up` removes it. The parts of an unfinished upload are invisible, and
 Footplate can't delete them. Set a rule on the bucket that aborts unfinished multi-part uploads after a day.
 
 The state is uploaded straight from the memory that it was copied into, some parts at a time (`_IN_FLIGHT_NBYTES`), so an
@@ -83,7 +83,7 @@ class ObjectStore(Store):
                 "GOOGLE_APPLICATION_CREDENTIALS."
             ) from error
 
-    def sweep(self, directory: RemotePath) -> None:
+    def clean_up(self, directory: RemotePath) -> None:
         objects: dict[str, set[str]] = {}
         for name in self._list(directory):
             match = _OURS.fullmatch(name)
@@ -193,10 +193,10 @@ class ObjectStore(Store):
     def _remove(self, file: RemotePath) -> None:
         self._try_delete(f"{file} can't be deleted", lambda: self._files.delete_file(_key(file)))
 
-    def _try_delete(self, what: str, request: Callable[[], None]) -> None:
-        """Delete something if it exists. A failure is logged, and a later `sweep` tries again."""
+    def _try_delete(self, problem: str, request: Callable[[], None]) -> None:
+        """Delete something if it exists. A failure is logged, and a later `clean_up` tries again."""
         try:
-            self._ask(what, request)
+            self._ask(problem, request)
         except CheckpointError as error:
             if not isinstance(error.__cause__, FileNotFoundError) and "No such directory" not in str(error):
                 log.warning("%s", error)
@@ -211,7 +211,7 @@ class ObjectStore(Store):
         start = len(_key(directory)) + 1
         return [info.path[start:] for info in infos if info.type == pafs.FileType.File]
 
-    def _ask(self, what: str, request: Callable[[], T]) -> T:
+    def _ask(self, problem: str, request: Callable[[], T]) -> T:
         """Make a request, and retry it while the service fails.
 
         Raises:
@@ -223,8 +223,8 @@ class ObjectStore(Store):
             except (OSError, pa.ArrowException) as error:
                 final = isinstance(error, (FileNotFoundError, PermissionError)) or _FINAL.search(str(error))
                 if final or delay_s is None:
-                    raise CheckpointError(f"{what}: {_first_line(error)}.") from error
-                log.info("%s: %s. Retrying in %g s.", what, _first_line(error), delay_s)
+                    raise CheckpointError(f"{problem}: {_first_line(error)}.") from error
+                log.info("%s: %s. Retrying in %g s.", problem, _first_line(error), delay_s)
                 time.sleep(delay_s)
         raise AssertionError
 

@@ -80,15 +80,15 @@ def get_module(name: str, make: Callable[[], Made]) -> Made:
             f"get_module(\"{name}\"): the first call of model_fn in this mode didn't ask for it, so it isn't trained. Ask "
             "for the same modules in every call."
         )
-    made = make()
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f'get_module("{name}"): expected a torch module, got {type(made).__name__}.')
+    new_module = make()
+    if not isinstance(new_module, nn.Module):
+        raise ConfigError(f'get_module("{name}"): expected a torch module, got {type(new_module).__name__}.')
     try:
-        parts.modules[name] = made
+        parts.modules[name] = new_module
     except KeyError as error:
         raise ConfigError(f"get_module({name!r}): this can't be a module's name ({error.args[0]}).") from error
-    parts.modes += [(module, module.training) for module in made.modules()]
-    return made.eval()
+    parts.modes += [(module, module.training) for module in new_module.modules()]
+    return new_module.eval()
 
 
 class ModelOfFunction(Module):

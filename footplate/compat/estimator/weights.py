@@ -54,8 +54,8 @@ def warm_start(model: ModelOfFunction, settings: WarmStartSettings) -> None:
         CheckpointError: there is no checkpoint, or it lacks one of the tensors, or has it in another shape.
         ConfigError: the settings name tensors that the model doesn't have.
     """
-    place = to_place(settings.ckpt_to_initialize_from)
-    path = newest(place) or place
+    source = to_place(settings.ckpt_to_initialize_from)
+    path = newest(source) or source
     saved, own = _named(checkpoint.load(path)["state_dict"]), _named(model.state_dict())
     chosen = [name for name in own if any(re.match(pattern, name) for pattern in settings.patterns)]
     renamed = settings.var_name_to_prev_var_name

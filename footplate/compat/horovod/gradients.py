@@ -180,7 +180,7 @@ class GradientReducer:
         """Move a parameter with sparse gradients into a bucket of its own."""
         if len(bucket.parameters) == 1:
             return bucket
-        bucket.parameters = [(name, one) for name, one in bucket.parameters if one is not parameter]
+        bucket.parameters = [(name, other) for name, other in bucket.parameters if other is not parameter]
         bucket.signature = None
         bucket.missing -= 1
         left = self._left[parameter]
@@ -226,9 +226,9 @@ class GradientReducer:
         dtype = (
             torch.float16 if self.reduction.compression is Compression.fp16 and like.is_floating_point() else like.dtype
         )
-        bucket.flat = torch.empty(sum(one.numel() for one in gradients), dtype=dtype, device=like.device)
-        parts = bucket.flat.split([one.numel() for one in gradients])
-        bucket.views = [part.view(one.shape) for part, one in zip(parts, gradients, strict=True)]
+        bucket.flat = torch.empty(sum(gradient.numel() for gradient in gradients), dtype=dtype, device=like.device)
+        parts = bucket.flat.split([gradient.numel() for gradient in gradients])
+        bucket.views = [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
         prescale, postscale = self.reduction.factors
         bucket.signature = Signature(
             "allreduce",

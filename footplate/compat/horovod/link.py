@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 STUCK_S = 5.0
-SIGNATURES = 4096  # numbered on a connection; after that, the numbers start from 0 again
+# A connection numbers this many signatures. After that, the numbers start from 0 again.
+SIGNATURES = 4096
 
 
 class Receiver(Protocol):
@@ -280,7 +281,8 @@ class Client:
             self._send(encode_frame(["wait", *key]))
 
     def add_set(self, number: int, members: Sequence[int]) -> None:
-        pass  # rank 0 knows it
+        # Rank 0 negotiates, and it knows the set already.
+        pass
 
     def close(self, leaving: bool) -> None:
         with self._lock:

@@ -34,12 +34,17 @@ from footplate.launch.cluster.agent_info import host_group
 
 log = logging.getLogger(__name__)
 
-MEET_S = 60.0  # time for all ranks to connect, after they have met in the store
-TRY_S = 5.0  # time for a connection to an address
-PAUSE_S = 0.5  # pause after a failure to accept a connection
+# Time for all ranks to connect, after they have met in the store.
+MEET_S = 60.0
+# Time for a connection to an address.
+TRY_S = 5.0
+# Pause after a failure to accept a connection.
+PAUSE_S = 0.5
 TICK_S = 1.0
-MAX_STRANGERS = 256  # limit of open connections that have not proved the token; beyond it, the oldest is closed
-PURPOSE = "horovod"  # the connection's purpose, which the handshake compares
+# Limit of open connections that have not proved the token. Beyond it, the oldest is closed.
+MAX_STRANGERS = 256
+# The connection's purpose, which the handshake compares.
+PURPOSE = "horovod"
 STAY = ["stay"]
 _LOOPBACK = "127.0.0.1"
 
@@ -159,8 +164,10 @@ class _Admission:
         self._expected = missing
         self._token = token.encode()
         self._peers: set[_Peer] = set()
-        self._strangers: Strangers[_Peer] = Strangers(MAX_STRANGERS)  # those peers that have not proved the token
-        self._accept_again_at: float | None = None  # None while connections are accepted
+        # Peers that have not proved the token.
+        self._strangers: Strangers[_Peer] = Strangers(MAX_STRANGERS)
+        # The time at which connections are accepted again, or None while they are accepted.
+        self._accept_again_at: float | None = None
         self._warned = False
         self._deadline = time.monotonic() + MEET_S
         selector.register(listening, selectors.EVENT_READ)
@@ -177,7 +184,8 @@ class _Admission:
             for key, _ in self._selector.select(self._timeout(now)):
                 if key.fileobj is self._listening:
                     self._accept()
-                elif key.data in self._peers:  # not dropped just now, to make room
+                elif key.data in self._peers:
+                    # An earlier event of this round may have dropped the peer, to make room.
                     self._read(key.data)
 
     def close(self) -> None:
@@ -199,7 +207,8 @@ class _Admission:
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()
-        except (BlockingIOError, ConnectionError):  # the peer has closed it already
+        except (BlockingIOError, ConnectionError):
+            # The peer has closed the connection already.
             return
         except OSError as error:
             # Mostly too many open files. The selector would report the same connection again at once.
@@ -234,7 +243,8 @@ class _Admission:
                 self._drop(peer)
         except BlockingIOError:
             return
-        except OSError:  # it broke, or breaks the protocol
+        except OSError:
+            # The connection broke, or the peer broke the protocol.
             self._drop(peer)
 
     def _check_proof(self, peer: _Peer, answer: Any) -> None:
@@ -255,7 +265,8 @@ class _Admission:
 
     def _send(self, peer: _Peer, message: dict[str, Any]) -> None:
         try:
-            peer.connection.sendall(encode_frame(message))  # so few bytes that the network takes them at once
+            # The message is so short that the network takes it at once.
+            peer.connection.sendall(encode_frame(message))
         except OSError:
             self._drop(peer)
 

@@ -254,8 +254,8 @@ class Negotiation:
         text = disagreement(key[1], signatures)
         signature = next(iter(signatures.values()))
         if not text and missing and not (signature.kind == "barrier" or signature.op in SUMS):
-            what = signature.op or signature.kind
-            text = f"{self._described(key)}: {what} is not supported while rank {missing[0]} has joined."
+            operation = signature.op or signature.kind
+            text = f"{self._described(key)}: {operation} is not supported while rank {missing[0]} has joined."
         if text:
             return [self._refuse(key, text)]
 
@@ -299,17 +299,17 @@ def disagreement(name: str, signatures: dict[int, Signature]) -> str:
     return ""
 
 
-def _compared(one: Signature, other: Signature) -> Iterable[tuple[str, Any, Any]]:
-    yield "operation", one.kind, other.kind
-    yield "number of tensors", len(one.shapes), len(other.shapes)
-    names = one.parts.split(", ") if one.parts.count(", ") == len(one.shapes) - 1 else [""] * len(one.shapes)
-    for part, mine, theirs in zip(names, one.shapes, other.shapes, strict=True):
+def _compared(first: Signature, second: Signature) -> Iterable[tuple[str, Any, Any]]:
+    yield "operation", first.kind, second.kind
+    yield "number of tensors", len(first.shapes), len(second.shapes)
+    names = first.parts.split(", ") if first.parts.count(", ") == len(first.shapes) - 1 else [""] * len(first.shapes)
+    for part, mine, theirs in zip(names, first.shapes, second.shapes, strict=True):
         yield f"shape of {part}" if part else "shape", mine, theirs
-    for part, mine, theirs in zip(names, one.dtypes, other.dtypes, strict=True):
+    for part, mine, theirs in zip(names, first.dtypes, second.dtypes, strict=True):
         yield f"type of {part}" if part else "type", mine, theirs
-    yield "tensors", one.parts, other.parts
+    yield "tensors", first.parts, second.parts
     for label in ("device", "op", "root", "prescale", "postscale"):
-        yield {"root": "root rank", "op": "reduction"}.get(label, label), getattr(one, label), getattr(other, label)
+        yield {"root": "root rank", "op": "reduction"}.get(label, label), getattr(first, label), getattr(second, label)
 
 
 def fuse(answers: Iterable[Answer]) -> list[Answer]:
@@ -334,11 +334,11 @@ def fuse(answers: Iterable[Answer]) -> list[Answer]:
     return fused
 
 
-def _can_fuse(one: Run, other: Run) -> bool:
-    a, b = one.signatures[0], other.signatures[0]
-    if a.kind != "allreduce" or b.kind != "allreduce" or a.op == "adasum" or one.joined != other.joined:
+def _can_fuse(first: Run, second: Run) -> bool:
+    a, b = first.signatures[0], second.signatures[0]
+    if a.kind != "allreduce" or b.kind != "allreduce" or a.op == "adasum" or first.joined != second.joined:
         return False
-    if a.small or b.small or not _order_is_free(one):
+    if a.small or b.small or not _order_is_free(first):
         return False
     if len({*a.dtypes, *b.dtypes}) != 1:
         return False

@@ -175,7 +175,9 @@ def _small(request: Request, data: bytes, place: Place) -> Launched:
         flats = _unpacked(request.signature, data)
         for flat in flats:
             _finish(flat, request.signature, place)
-        return [_placed(request, [flat.view(one.shape) for flat, one in zip(flats, request.tensors, strict=True)])]
+        return [
+            _placed(request, [flat.view(tensor.shape) for flat, tensor in zip(flats, request.tensors, strict=True)])
+        ]
 
     return Launched([], results)
 
@@ -188,7 +190,9 @@ def _allreduce(requests: Sequence[Request], numbers: Numbers, place: Place) -> L
     for bucket in buckets((tensor for request in requests for tensor in request.tensors), FUSION_BYTES):
         # A single tensor that is changed in place needs no copy.
         in_place = len(requests) == len(bucket) == 1 and requests[0].in_place and bucket[0].is_contiguous()
-        flat = bucket[0].detach().view(-1) if in_place else torch.cat([one.detach().reshape(-1) for one in bucket])
+        flat = (
+            bucket[0].detach().view(-1) if in_place else torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+        )
         _scale(flat, signature.prescale)
         if place.group is not None:
             works.append(dist.all_reduce(flat, _OPS[signature.op], group=place.group, async_op=True))

@@ -104,7 +104,9 @@ class _Methods:
             # Parameters may have been added or unfrozen since the last step.
             parameters = (parameter for group in self.param_groups for parameter in group["params"])
             reducer = self._reducer
-            reducer.adopt([one for one in parameters if one.requires_grad and not reducer.knows(one)])
+            reducer.adopt(
+                [parameter for parameter in parameters if parameter.requires_grad and not reducer.knows(parameter)]
+            )
             self._reducer.synchronize()
         self._synchronized = True
 

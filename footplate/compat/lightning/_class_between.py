@@ -18,14 +18,14 @@ def is_lightnings(kind: type) -> bool:
     return kind.__module__.startswith(PACKAGES)
 
 
-def lightning_classes(thing: Any) -> list[str]:
+def lightning_classes(instance: Any) -> list[str]:
     """The names of the Lightning classes among an object's class and its bases, nearest first."""
-    return [kind.__name__ for kind in type(thing).__mro__ if is_lightnings(kind)]
+    return [kind.__name__ for kind in type(instance).__mro__ if is_lightnings(kind)]
 
 
-def is_lightning(thing: Any) -> bool:
+def is_lightning(instance: Any) -> bool:
     """Return True if an object's class is, or inherits from, one of Lightning's classes."""
-    return bool(lightning_classes(thing))
+    return bool(lightning_classes(instance))
 
 
 def users_classes(kind: type) -> list[type]:

@@ -141,8 +141,8 @@ class Saving(ours.ModelCheckpoint):
         return self._shown_dirpath
 
     @dirpath.setter
-    def dirpath(self, place: str | Place | None) -> None:
-        self._shown_dirpath = None if place is None else str(place)
+    def dirpath(self, path: str | Place | None) -> None:
+        self._shown_dirpath = None if path is None else str(path)
 
     @property
     def last_model_path(self) -> str:

@@ -101,8 +101,8 @@ class SparkDatasetConverter:
             return BatchLoader(loader, num_epochs, workers, transform_spec, self._dtype)
 
         reader = Reader(self.table, False, num_epochs, loader, transform_spec, dtype=self._dtype, workers=workers)
-        made = data_loader_fn(reader=reader, batch_size=batch_size)
-        return made if hasattr(made, "__enter__") else _stopping(reader, made)
+        custom_loader = data_loader_fn(reader=reader, batch_size=batch_size)
+        return custom_loader if hasattr(custom_loader, "__enter__") else _stopping(reader, custom_loader)
 
     def delete(self) -> None:
         """Delete the files that the DataFrame was computed into."""

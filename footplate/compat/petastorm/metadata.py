@@ -32,7 +32,8 @@ from footplate.core.errors import DataError
 from footplate.data.remote.location import exists, locate
 
 _KEY = b"dataset-toolkit.unischema.v1"
-_PACKAGES = ("petastorm", "av.ml.dataset_toolkit", "av.experimental.deepdrive.dataset_toolkit")  # the old names too
+# Petastorm, and the names that it had before.
+_PACKAGES = ("petastorm", "av.ml.dataset_toolkit", "av.experimental.deepdrive.dataset_toolkit")
 _RECORDS = {
     "unischema": ("Unischema", "UnischemaField"),
     "codecs": ("ScalarCodec", "NdarrayCodec", "CompressedNdarrayCodec", "CompressedImageCodec"),
@@ -47,12 +48,12 @@ def read_unischema(url: Any) -> Unischema | None:
     Raises:
         DataError: the schema can't be read, or names something that isn't part of a Unischema.
     """
-    place = locate(url)
-    path = f"{place.path.rstrip('/')}/_common_metadata"
-    if exists(place, path) != pafs.FileType.File:
+    location = locate(url)
+    path = f"{location.path.rstrip('/')}/_common_metadata"
+    if exists(location, path) != pafs.FileType.File:
         return None
     try:
-        with place.filesystem.open_input_file(path) as file:
+        with location.filesystem.open_input_file(path) as file:
             metadata = pq.read_schema(file).metadata or {}
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}: not a Parquet file of metadata ({error}).") from error

@@ -173,11 +173,9 @@ def make_batch_reader(
         DataError: several places, a place that is not a table, or a filter that doesn't fit the table.
         ConfigError: a setting that would change the rows.
     """
-    settings = check_order("make_batch_reader", shuffle_row_groups, petastorm_settings)
-    check_settings("make_batch_reader", settings)
     return _reader(
-        dataset_url_or_urls, False, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count,
-        transform_spec, seed, filters, predicate,
+        "make_batch_reader", dataset_url_or_urls, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count,
+        transform_spec, seed, predicate, filters, petastorm_settings,
     )  # fmt: skip
 
 
@@ -199,17 +197,15 @@ def make_reader(
     The values of a table that Petastorm's `materialize_dataset` wrote are decoded: they have the types and shapes of its
     Unischema. A `TransformSpec` then gets a dict of one row.
     """
-    settings = check_order("make_reader", shuffle_row_groups, petastorm_settings)
-    check_settings("make_reader", settings)
     return _reader(
-        dataset_url, True, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count, transform_spec, seed,
-        filters, predicate,
+        "make_reader", dataset_url, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count,
+        transform_spec, seed, predicate, filters, petastorm_settings,
     )  # fmt: skip
 
 
 def _reader(
+    function: str,
     url: Any,
-    rows: bool,
     fields: Iterable[str | UnischemaField] | None,
     num_epochs: int | None,
     shuffle: bool,
@@ -217,9 +213,13 @@ def _reader(
     shard_count: int | None,
     spec: TransformSpec | None,
     seed: int | None,
-    filters: Any,
     predicate: Any,
+    filters: Any,
+    settings: dict[str, Any],
 ) -> Reader:
+    """Make the reader of a public function, which is named `function`, from the function's arguments in their order."""
+    check_settings(function, check_order(function, shuffle, settings))
+    rows = function == "make_reader"
     if isinstance(url, (list, tuple)):
         if len(url) != 1:
             raise DataError(f"{len(url)} places were given; a reader takes one: a directory or a glob of files.")

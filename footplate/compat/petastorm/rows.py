@@ -39,8 +39,8 @@ def kept_columns(spec: Any, columns: Iterable[str]) -> list[str]:
     returned = list(columns)
     removed = set(spec.removed_fields or ())
     kept = list(spec.selected_fields or [name for name in returned if name not in removed])
-    made = [] if spec.selected_fields else [name for name, *_ in _edited(spec) if name not in removed]
-    missing = [name for name in [*kept, *made] if name not in returned]
+    edited = [] if spec.selected_fields else [name for name, *_ in _edited(spec) if name not in removed]
+    missing = [name for name in [*kept, *edited] if name not in returned]
     if missing:
         raise DataError(
             f"TransformSpec: its function returned no column {missing[0]!r}, only {', '.join(map(str, returned))}."

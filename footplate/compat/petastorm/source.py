@@ -27,7 +27,7 @@ from footplate.data.table import Table
 def encoded(table: Table, schema: Unischema | None, predicate: Any) -> Table:
     """The table's rows that the predicate keeps, in the form that `decode_rows` reads."""
     known = schema or Unischema("", [])
-    return table.through(lambda source, meant: cast("Source", EncodedSource(source, meant, known, predicate)))
+    return table.through(lambda source, rows: cast("Source", EncodedSource(source, rows, known, predicate)))
 
 
 class EncodedSource:
@@ -43,7 +43,7 @@ class EncodedSource:
     def __init__(self, source: Source, table: Table, schema: Unischema, predicate: Any = None) -> None:
         self._source, self._table, self._unischema, self._predicate = source, table, schema, predicate
         # Read the positions now: `kept` is called in threads that must not wait for each other.
-        self._meant = [table.positions(group) for group in range(len(source.groups([])))]
+        self._positions = [table.positions(group) for group in range(len(source.groups([])))]
         missing = sorted(set(predicate.get_fields() if predicate else ()) - set(source.schema.names))
         if missing:
             raise DataError(f"predicate: no column {missing[0]!r}. {did_you_mean(missing[0], source.schema.names)}")
@@ -58,7 +58,7 @@ class EncodedSource:
 
     def kept(self, group: int) -> np.ndarray | None:
         """Positions of a group's rows that the table has and the predicate keeps; None for all."""
-        kept = self._meant[group]
+        kept = self._positions[group]
         if self._predicate is None:
             return kept
         columns = sorted(self._predicate.get_fields())

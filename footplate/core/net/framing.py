@@ -22,7 +22,8 @@ import socket
 import struct
 from typing import Any, NamedTuple
 
-MAX_STRANGER_BYTES = 1 << 13  # size limit of a frame from a peer that has not proved the token yet
+# Size limit of a frame from a peer that has not proved the token yet.
+MAX_STRANGER_BYTES = 1 << 13
 
 _LENGTHS = struct.Struct("!II")
 HEADER_BYTES = _LENGTHS.size

@@ -30,8 +30,10 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-PROTOCOL = 1  # version of framing and handshake; increase it when either changes
-DEADLINE_S = 10.0  # time for a client to prove the token
+# Version of framing and handshake. Increase it when either changes.
+PROTOCOL = 1
+# Time for a client to prove the token.
+DEADLINE_S = 10.0
 
 Stranger = TypeVar("Stranger")
 
@@ -82,7 +84,8 @@ class ServerHandshake:
             raise HandshakeError("it didn't answer the challenge")
         try:
             expected = _proof(token, self._purpose, "client", self._nonce, self._client_nonce, details)
-        except RecursionError as error:  # nested too deeply to be encoded again
+        except RecursionError as error:
+            # The message is nested too deeply to be encoded again.
             raise HandshakeError("it didn't answer the challenge") from error
         if not _equal(expected, answer.get("proof")):
             raise WrongTokenError("it doesn't know the token")
@@ -153,7 +156,8 @@ class Strangers(Generic[Stranger]):
     def __init__(self, limit: int, deadline_s: float = DEADLINE_S) -> None:
         self._limit = limit
         self._deadline_s = deadline_s
-        self._since: dict[Stranger, float] = {}  # the oldest first
+        # The time at which each stranger connected, the oldest first.
+        self._since: dict[Stranger, float] = {}
 
     def __contains__(self, stranger: Stranger) -> bool:
         return stranger in self._since
@@ -198,8 +202,8 @@ def _proof(
     return hmac.new(token, text.encode(), "sha256").hexdigest()
 
 
-def _equal(expected: str, given: Any) -> bool:
-    return hmac.compare_digest(expected.encode(), str(given).encode(errors="replace"))
+def _equal(expected: str, actual: Any) -> bool:
+    return hmac.compare_digest(expected.encode(), str(actual).encode(errors="replace"))
 
 
 def _as_message(message: Any) -> dict[str, Any]:

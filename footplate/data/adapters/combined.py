@@ -61,14 +61,14 @@ class CombinedLoader:
 
 
 def is_combined(loader: Any) -> bool:
-    """Return True for a `CombinedLoader`, ours or Lightning's."""
+    """Return True for a `CombinedLoader`, ours or another library's."""
     return isinstance(loader, CombinedLoader) or any(
         kind.__name__ == "CombinedLoader" and hasattr(loader, "_mode") for kind in type(loader).__mro__
     )
 
 
 def mode_of(loader: Any, default: Mode) -> Mode:
-    """The mode of a `CombinedLoader`, ours or Lightning's; `default` for any other collection."""
+    """The mode of a `CombinedLoader`, ours or another library's; `default` for any other collection."""
     if not is_combined(loader):
         return default
     return loader.mode if isinstance(loader, CombinedLoader) else loader._mode

@@ -165,26 +165,26 @@ def columns_for(fields: Iterable[pa.Field]) -> tuple[Columns, ...]:
     fields = list(fields)
     names = {field.name for field in fields}
     numbers: dict[pa.DataType, list[str]] = {}
-    others: list[Columns] = []
+    other_columns: list[Columns] = []
     for field in fields:
         kind = plain_type(field.type)
         if _is_number(kind) or (pt.is_fixed_size_list(kind) and _is_number(_innermost(kind))):
             numbers.setdefault(kind, []).append(field.name)
         elif pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind):
-            others.append(Texts((field.name,)))
+            other_columns.append(Texts((field.name,)))
         elif (pt.is_list(kind) or pt.is_large_list(kind)) and _is_number(kind.value_type):
             if f"{field.name}_length" in names:
                 raise DataError(
                     f"Column '{field.name}_length' has the name under which a batch holds the lengths of the lists in "
                     f"{field.name!r}. Leave it out with columns=[…], or rename it."
                 )
-            others.append(Ragged((field.name,)))
+            other_columns.append(Ragged((field.name,)))
         else:
             raise DataError(
                 f"Column {field.name!r} is {field.type}, which a batch can't hold. Leave it out with columns=[…], "
                 "or write it as numbers, strings, bytes or lists of numbers."
             )
-    return (*(Numbers(tuple(names)) for names in numbers.values()), *others)
+    return (*(Numbers(tuple(names)) for names in numbers.values()), *other_columns)
 
 
 def _is_number(kind: pa.DataType) -> bool:

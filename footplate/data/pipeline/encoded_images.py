@@ -46,9 +46,9 @@ class EncodedImages:
             images = [(int(places[row]), views[row]) for row in rows.tolist()]
             block = self._buffers.take((sum(len(view) for _, view in images if view is not None),))
             at = 0
-            for place, view in images:
+            for position, view in images:
                 if view is not None:
-                    self._rows[place] = block[at : at + len(view)]
+                    self._rows[position] = block[at : at + len(view)]
                     block[at : at + len(view)] = view
                     at += len(view)
 

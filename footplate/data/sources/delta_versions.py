@@ -120,8 +120,8 @@ def _commits(uri: str, filesystem: pafs.FileSystem, log: str) -> dict[int, datet
         infos = filesystem.get_file_info(pafs.FileSelector(log))
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{uri}: its Delta log can't be listed ({error}).") from error
-    commits = {int(found[1]): info.mtime for info in infos if (found := _COMMIT.fullmatch(info.base_name))}
-    checkpoints = [int(found[1]) for info in infos if (found := _CHECKPOINT.fullmatch(info.base_name))]
+    commits = {int(match[1]): info.mtime for info in infos if (match := _COMMIT.fullmatch(info.base_name))}
+    checkpoints = [int(match[1]) for info in infos if (match := _CHECKPOINT.fullmatch(info.base_name))]
     readable_from = 0 if 0 in commits or not checkpoints else min(checkpoints)
     written: dict[int, datetime] = {}
     latest = datetime.min.replace(tzinfo=UTC)

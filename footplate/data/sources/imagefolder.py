@@ -37,7 +37,7 @@ class ImageFolderSource:
 
     def __init__(self, uri: str, files: Sequence[FoundFile], filesystem: pafs.FileSystem) -> None:
         self.uri = uri
-        self._found = list(files)
+        self._files = list(files)
         self._filesystem = filesystem
         names = [file.relative.rpartition("/")[0] for file in files]
         self._classes = sorted(set(names))
@@ -57,13 +57,13 @@ class ImageFolderSource:
     @property
     def files(self) -> list[str]:
         """Paths of the images, in order."""
-        return [file.path for file in self._found]
+        return [file.path for file in self._files]
 
     def groups(self, columns: Sequence[str] | None = None) -> list[RowGroup]:
         """Group neighbouring files. The index of a group is that of its first file."""
         row_groups = []
-        for start in range(0, len(self._found), _ROWS_PER_GROUP):
-            part = self._found[start : start + _ROWS_PER_GROUP]
+        for start in range(0, len(self._files), _ROWS_PER_GROUP):
+            part = self._files[start : start + _ROWS_PER_GROUP]
             nbytes = sum(file.nbytes for file in part) if columns is None or "image" in columns else 64 * len(part)
             row_groups.append(RowGroup(part[0].path, start, len(part), nbytes))
         return row_groups
@@ -84,14 +84,14 @@ class ImageFolderSource:
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Read the bytes and classes of a group's files."""
-        return self._read(self._found[group * _ROWS_PER_GROUP : (group + 1) * _ROWS_PER_GROUP], columns)
+        return self._read(self._files[group * _ROWS_PER_GROUP : (group + 1) * _ROWS_PER_GROUP], columns)
 
     def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Read a few files at a time."""
         start = group * _ROWS_PER_GROUP
-        stop = min(start + _ROWS_PER_GROUP, len(self._found))
+        stop = min(start + _ROWS_PER_GROUP, len(self._files))
         for first in range(start, stop, _ROWS_PER_PIECE):
-            yield self._read(self._found[first : min(first + _ROWS_PER_PIECE, stop)], columns)
+            yield self._read(self._files[first : min(first + _ROWS_PER_PIECE, stop)], columns)
 
     def _read(self, part: Sequence[FoundFile], columns: Sequence[str]) -> pa.Table:
         names = [file.relative.rpartition("/")[0] for file in part]

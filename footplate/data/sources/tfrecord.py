@@ -51,12 +51,12 @@ class TFRecordSource:
 
     def __init__(self, uri: str, files: Sequence[FoundFile], filesystem: pafs.FileSystem) -> None:
         self.uri = uri
-        self._found = list(files)
+        self._files = list(files)
         self._filesystem = filesystem
         # For each group: the number of its file, and where the data of each record and of the next one begins.
         self._groups: list[tuple[int, np.ndarray]] = []
         contents = []
-        for number, file in enumerate(self._found):
+        for number, file in enumerate(self._files):
             offsets, checksums = self._walk(file)
             self._groups += [(number, part) for part in _cut(offsets)]
             contents.append((file.relative, offsets, checksums))
@@ -71,7 +71,7 @@ class TFRecordSource:
     @property
     def files(self) -> list[str]:
         """Paths of the files, in order."""
-        return [file.path for file in self._found]
+        return [file.path for file in self._files]
 
     @functools.cached_property
     def schema(self) -> pa.Schema:
@@ -98,7 +98,7 @@ class TFRecordSource:
             index = counts.get(number, 0)
             counts[number] = index + 1
             nbytes = int(offsets[-1] - offsets[0])
-            row_groups.append(RowGroup(self._found[number].path, index, len(offsets) - 1, nbytes))
+            row_groups.append(RowGroup(self._files[number].path, index, len(offsets) - 1, nbytes))
         return row_groups
 
     def kept(self, group: int) -> None:
@@ -131,7 +131,7 @@ class TFRecordSource:
         if self.schema.names == ["record"]:
             return pa.Table.from_arrays([pa.array(records, field.type) for field in fields], schema=pa.schema(fields))
 
-        path = self._found[self._groups[group][0]].path
+        path = self._files[self._groups[group][0]].path
         rows: list[list[Any]] = [[] for _ in fields]
         for number, record in enumerate(records, start):
             example = parse_example(record)
@@ -179,9 +179,9 @@ class TFRecordSource:
     def _records(self, group: int, start: int, stop: int) -> list[bytes]:
         number, offsets = self._groups[group]
         offsets = offsets[start : stop + 1]
-        path = self._found[number].path
+        path = self._files[number].path
         try:
-            self._found[number].stamp.check(self._filesystem, path)
+            self._files[number].stamp.check(self._filesystem, path)
             with self._filesystem.open_input_file(path) as handle:
                 data = handle.read_at(int(offsets[-1] - offsets[0]) - 16, int(offsets[0]))
         except OSError as error:

@@ -44,21 +44,21 @@ def get_backend(name: str) -> Backend:
     return importlib.import_module(f"footplate.jobs.backends.{name}").BACKEND
 
 
-def destination(name: str, given: Mapping[str, str], job_dir: str | None) -> dict[str, str]:
+def destination(name: str, options: Mapping[str, str], job_dir: str | None) -> dict[str, str]:
     """Complete the options of a backend: the destination that is kept with a job.
 
     Args:
         name: the backend's name.
-        given: its options.
+        options: its options.
         job_dir: the job's directory, which gives the default of some options.
 
     Raises:
         ConfigError: there is no such backend or option; an option is missing, or has a wrong value.
     """
     backend = get_backend(name)
-    for option in given:
+    for option in options:
         if option not in OPTIONS[name]:
             raise ConfigError(
                 f'"{option}" is not an option of the backend {name}. {did_you_mean(option, OPTIONS[name])}'
             )
-    return backend.destination({**given, "job-dir": job_dir})
+    return backend.destination({**options, "job-dir": job_dir})

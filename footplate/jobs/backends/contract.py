@@ -61,7 +61,7 @@ class Attempt(Protocol):
 
     @property
     def waits_for(self) -> str:
-        """Why its processes haven't begun, in words; may be empty."""
+        """The reason why the processes haven't begun; may be empty."""
         ...
 
     @property

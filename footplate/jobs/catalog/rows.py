@@ -208,10 +208,10 @@ class Catalog:
     @cached_property
     def tiers(self) -> dict[str, list[TierReplica]]:
         """Roles of each scale tier, by the tier's name."""
-        found: dict[str, list[TierReplica]] = {}
+        roles: dict[str, list[TierReplica]] = {}
         for row in read("tiers", TierReplica):
-            found.setdefault(row.tier, []).append(row)
-        return found
+            roles.setdefault(row.tier, []).append(row)
+        return roles
 
     @cached_property
     def regions(self) -> dict[str, Region]:
@@ -259,7 +259,7 @@ def _cell(text: str, hint: Any) -> Any:
     if isinstance(hint, types.UnionType):
         if not text:
             return None
-        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+        hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
     if typing.get_origin(hint) is list:
         (item,) = typing.get_args(hint)
         return [item(part) for part in text.split()]

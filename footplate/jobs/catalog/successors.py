@@ -31,8 +31,8 @@ def today(choice: Choice) -> Choice:
         return Choice(home.name, choice.accelerator, choice.count)
     count = _chips(choice)
     for name in succession.successors:
-        if found := _with(catalog().accelerators[name], count, home):
-            return found
+        if replacement := _with(catalog().accelerators[name], count, home):
+            return replacement
     raise AssertionError(f"{choice}: successors.csv has no successor that fits")
 
 

@@ -41,8 +41,8 @@ def read(directory: Path) -> list[Rules]:
         text = (directory / NAME).read_text("utf-8", errors="surrogateescape")
     except OSError:
         return []
-    found = [rule for line in text.split("\n") if (rule := _rule(line))]
-    return [Rules(directory, tuple(reversed(found)))]
+    rules = [rule for line in text.split("\n") if (rule := _rule(line))]
+    return [Rules(directory, tuple(reversed(rules)))]
 
 
 def above(directory: Path) -> list[Rules]:
@@ -104,6 +104,7 @@ def _translate(pattern: str) -> str | None:
             pieces.append(re.escape(piece.removeprefix("\\") if len(piece) > 1 else piece))
     try:
         re.compile("".join(pieces))
-    except re.error:  # a class such as [z-a]
+    except re.error:
+        # The pattern has an impossible class, such as [z-a].
         return None
     return "".join(pieces)

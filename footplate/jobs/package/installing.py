@@ -53,7 +53,8 @@ def install(snapshot: Snapshot, home: Path, log: TextIO) -> Installed:
         PackageError: the archive is damaged, or a requirement can't be installed.
     """
     home = home.absolute()
-    os.utime(snapshot.path)  # the time of its last use
+    # The modification time is the time of its last use.
+    os.utime(snapshot.path)
     directory, hold = unpack(snapshot.path, snapshot.digest, home)
     try:
         return _ready(directory, hold, home, log)

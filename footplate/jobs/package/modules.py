@@ -46,7 +46,8 @@ def module_problem(package: Path | Snapshot, module: str) -> str:
     """Explain that a package lacks a module; empty if it has the module, or if another package may have it."""
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
-        return ""  # it isn't a module's name, which the spec's checks report
+        # This isn't the name of a module. The spec's checks report it.
+        return ""
     stem = "/".join(parts)
     names = [f"{stem}/__main__.py"] if len(parts) == 1 else [f"{stem}.py", f"{stem}/__main__.py"]
     if isinstance(package, Path):
@@ -65,5 +66,6 @@ def module_problem(package: Path | Snapshot, module: str) -> str:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # the name is too long or has a NUL, or the directory can't be read
+    except (OSError, ValueError):
+        # The name is too long or contains a NUL, or the directory can't be read.
         return False

@@ -104,7 +104,8 @@ def _files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 def _reader(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Callable[[], bytes]:
     def read() -> bytes:
         file = tar.extractfile(member)
-        assert file is not None  # `checked` allows plain files only
+        # `checked` allows only plain files.
+        assert file is not None
         content = file.read()
         if len(content) != member.size:
             raise PackageError("the upload ends in the middle of a file: send it again.")

@@ -36,11 +36,11 @@ def portable(name: str, content: bytes) -> bytes:
         PackageError: a line names something else that only this machine has.
     """
     kept = []
-    for number, given in enumerate(content.splitlines(keepends=True), 1):
-        line = given.decode("utf-8-sig", errors="replace").partition(" #")[0].strip()
+    for number, raw in enumerate(content.splitlines(keepends=True), 1):
+        line = raw.decode("utf-8-sig", errors="replace").partition(" #")[0].strip()
         if _ITSELF.fullmatch(line):
             continue
-        kept.append(given)
+        kept.append(raw)
         included = _INCLUDE.match(line)
         if _HERE.match(line):
             raise PackageError(

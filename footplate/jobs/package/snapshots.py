@@ -66,23 +66,25 @@ def snapshot(package_path: Path | None, packages: Sequence[str], home: Path) -> 
         PackageError: it isn't a package, or is too large; a file can't be read, or can't be part of a package.
     """
     collected = collect(package_path) if package_path is not None else None
-    found = collected.files if collected else ()
-    lists = {one.name: _read(one.path) for one in found if requirements.is_list(one.name)}
+    files = collected.files if collected else ()
+    lists = {file.name: _read(file.path) for file in files if requirements.is_list(file.name)}
     kept = {name: requirements.portable(name, content) for name, content in lists.items()}
     members = [
         Member(
-            f"{SOURCE}/{one.name}",
-            _value(kept[one.name]) if one.name in kept else partial(_read, one.path),
-            one.executable,
+            f"{SOURCE}/{file.name}",
+            _value(kept[file.name]) if file.name in kept else partial(_read, file.path),
+            file.executable,
         )
-        for one in found
+        for file in files
     ]
     fetched = _fetch(packages)
-    check_size({**{one.name: _size(one) for one in found}, **{name: len(content) for name, content in fetched.items()}})
+    check_size(
+        {**{file.name: _size(file) for file in files}, **{name: len(content) for name, content in fetched.items()}}
+    )
     members += [Member(f"{PACKAGES}/{name}", _value(content)) for name, content in fetched.items()]
     digest, path = write_archive(members, home.absolute() / "packages")
     warnings = [
-        *_warnings(found, collected.ignored if collected else ()),
+        *_warnings(files, collected.ignored if collected else ()),
         *requirements.dropped([name for name in lists if lists[name] != kept[name]]),
     ]
     return Snapshot(digest, path, _files(path), tuple(warnings))
@@ -143,9 +145,9 @@ def _read_uri(uri: str) -> bytes:
         return _read(Path(uri).expanduser())
     from footplate.data.remote.location import locate
 
-    place = locate(uri)
+    location = locate(uri)
     try:
-        with place.filesystem.open_input_file(place.path) as file:
+        with location.filesystem.open_input_file(location.path) as file:
             return file.read()
     except OSError as error:
         raise PackageError(f"--packages {uri} can't be read: {error}") from None
@@ -167,8 +169,8 @@ def _value(content: bytes) -> Callable[[], bytes]:
     return lambda: content
 
 
-def _size(one: Found) -> int:
-    return one.path.stat().st_size
+def _size(file: Found) -> int:
+    return file.path.stat().st_size
 
 
 def check_size(sizes: dict[str, int]) -> None:
@@ -191,8 +193,8 @@ def check_size(sizes: dict[str, int]) -> None:
     )
 
 
-def _warnings(found: Sequence[Found], ignored: Sequence[str]) -> Iterator[str]:
-    suspects = [one.name for one in found if secrets.looks_secret(one.name, _head(one.path))]
+def _warnings(files: Sequence[Found], ignored: Sequence[str]) -> Iterator[str]:
+    suspects = [file.name for file in files if secrets.looks_secret(file.name, _head(file.path))]
     if suspects:
         yield (
             f"These files seem to contain secrets: {_some(suspects)}. They are kept with the job. If you don't want that, "

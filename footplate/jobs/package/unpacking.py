@@ -43,7 +43,8 @@ def unpack(archive: Path, digest: str, home: Path) -> tuple[Path, Hold]:
     except BaseException:
         hold.release()
         raise
-    os.utime(target)  # the time of its last use
+    # The modification time is the time of its last use.
+    os.utime(target)
     return target, hold
 
 
@@ -58,7 +59,8 @@ def _unpack(archive: Path, digest: str, target: Path) -> None:
         extract(archive, scratch)
         scratch.rename(target)
     except OSError:
-        if not target.is_dir():  # otherwise another process was faster, with the same files
+        # If the directory exists, another process has unpacked the same files first.
+        if not target.is_dir():
             raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -167,9 +167,9 @@ def _culprit(wanted: Wanted, output: Sequence[str]) -> str:
 def _lines(wanted: Wanted) -> list[str]:
     main = wanted.source / MAIN
     lines = main.read_text("utf-8-sig").splitlines() if main.is_file() else []
-    given = [line for line in lines if line.strip() and not line.lstrip().startswith(("#", "-"))]
+    listed = [line for line in lines if line.strip() and not line.lstrip().startswith(("#", "-"))]
     return [
-        *(f"{MAIN}: {line.strip()}" for line in given),
+        *(f"{MAIN}: {line.strip()}" for line in listed),
         *wanted.needed,
         *(path.name for path in wanted.distributions),
     ]

@@ -48,14 +48,14 @@ def problems(job: Job, partial: bool, machines_may_follow: bool = False) -> Foun
 def notices(job: Job) -> list[str]:
     """Facts that are not problems: machines that no longer exist, and their successors."""
     spec = job.training_input
-    found = [what_became(replica.machine) for replica in replicas(spec)]
+    texts = [what_became(replica.machine) for replica in replicas(spec)]
     if tier_of(spec) == "CUSTOM":
         for role in ROLES[1:]:
             if machine_type(spec, role) and not count(spec, role):
-                found.append(
+                texts.append(
                     f"{key_of(role, 'Type')} is given, but no {key_of(role, 'Count')}: there won't be such machines."
                 )
-    return [notice for notice in dict.fromkeys(found) if notice]
+    return [notice for notice in dict.fromkeys(texts) if notice]
 
 
 def _needed(job: Job) -> Found:
@@ -79,11 +79,11 @@ def _tier(spec: TrainingInput, machines_may_follow: bool) -> Found:
             elif name is None and wanted:
                 yield (_INPUT, key_of(role, "Config"), "acceleratorConfig"), f"without {key_of(role, 'Type')}."
             continue
-        given = {
+        machines = {
             key_of(role, "Type"): machine_type(spec, role),
             key_of(role, "Count"): None if role == "master" else count(spec, role) or None,
         }
-        for key, value in given.items():
+        for key, value in machines.items():
             if value is not None:
                 text = f"scale tier {tier} determines the machines: leave this out, or use CUSTOM."
                 yield (_INPUT, key), text

@@ -47,7 +47,7 @@ class Draft:
 
 def draft(
     document: Document | None = None,
-    given: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
     args: Sequence[str] = (),
     name: str | None = None,
     partial: bool = False,
@@ -56,7 +56,7 @@ def draft(
 
     Args:
         document: the file.
-        given: flags of `flags.KEYS`, and their values.
+        options: flags of `flags.KEYS`, and their values.
         args: the program's arguments from the command line; they replace the file's.
         name: the job's name.
         partial: as `Draft.partial`.
@@ -64,13 +64,13 @@ def draft(
     Raises:
         ConfigError: a flag has a wrong form, or the command line contains bytes that aren't text.
     """
-    for flag, text in (given or {}).items():
+    for flag, text in (options or {}).items():
         _check_text(f"--{flag}", text)
     for text in args:
         _check_text("after --", text)
     _check_text("the job's name", name or "")
     values = _without_nothing(document.values) if document else {}
-    new, origins = flags.to_values(given or {})
+    new, origins = flags.to_values(options or {})
     if args:
         new["trainingInput", "args"] = list(args)
         origins["trainingInput", "args"] = "after --"
@@ -87,7 +87,8 @@ def put(values: dict[str, Any], path: Path, value: Any) -> None:
     home = values
     for part in path[:-1]:
         inner = home.get(str(part))
-        if not isinstance(inner, dict):  # a mistake of the file's, which the flag's value replaces
+        # The file has a mistake here. The flag's value replaces it.
+        if not isinstance(inner, dict):
             inner = home[str(part)] = {}
         home = inner
     home[str(path[-1])] = value

@@ -33,15 +33,15 @@ def text(form: Callable[[str], str]) -> Form:
     """Text in a certain form. A number counts as the text that the file has."""
 
     def read(value: Any) -> str:
-        given = value.text if isinstance(value, Scalar) else value
-        if not isinstance(given, str):
+        content = value.text if isinstance(value, Scalar) else value
+        if not isinstance(content, str):
             raise _mistake("expected text", value)
         try:
-            return form(given)
+            return form(content)
         except ValueError as error:
             # A ConfigError is a ValueError. The catalog raises it, and its text names the value already.
             text = str(error)
-            raise (Mistake(text) if text.startswith('"') else _mistake(text, given)) from None
+            raise (Mistake(text) if text.startswith('"') else _mistake(text, content)) from None
 
     return Form(read)
 
@@ -50,39 +50,39 @@ def whole(low: int, high: int) -> Form:
     """A whole number. JSON writes 64-bit integers as text, so digits in text are accepted, too."""
 
     def read(value: Any) -> int:
-        given = value.value if isinstance(value, Scalar) else value
-        if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 20:
-            given = int(given)
-        if not isinstance(given, int) or isinstance(given, bool) or not low <= given <= high:
+        number = value.value if isinstance(value, Scalar) else value
+        if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) < 20:
+            number = int(number)
+        if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
             raise _mistake(f"expected a whole number from {low} to {high}", value)
-        return given
+        return number
 
     return Form(read)
 
 
 def _real(value: Any) -> float:
     """A number, also in forms that YAML reads as text, such as `1e-3`."""
-    given = value.value if isinstance(value, Scalar) else value
-    if isinstance(given, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", given[:100], re.ASCII):
-        given = float(given)
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or abs(given) > 1e300 or math.isnan(given):
+    number = value.value if isinstance(value, Scalar) else value
+    if isinstance(number, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", number[:100], re.ASCII):
+        number = float(number)
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or abs(number) > 1e300 or math.isnan(number):
         raise _mistake("expected a number", value)
-    return float(given)
+    return float(number)
 
 
 def _truth(value: Any) -> bool:
-    given = value.value if isinstance(value, Scalar) else value
-    if not isinstance(given, bool):
+    answer = value.value if isinstance(value, Scalar) else value
+    if not isinstance(answer, bool):
         raise _mistake("expected true or false", value)
-    return given
+    return answer
 
 
 def one_of(*choices: str) -> Form:
     """One of the API's constants. Case and dashes don't matter, as with gcloud's flags."""
 
     def read(value: Any) -> str:
-        given = value.text if isinstance(value, Scalar) else value
-        plain = given.upper().replace("-", "_") if isinstance(given, str) else given
+        choice = value.text if isinstance(value, Scalar) else value
+        plain = choice.upper().replace("-", "_") if isinstance(choice, str) else choice
         if plain not in choices:
             near = (
                 did_you_mean(str(plain)[:60], choices)

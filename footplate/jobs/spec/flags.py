@@ -46,18 +46,18 @@ OF_GCLOUD = (
 """Flags of gcloud that Footplate doesn't have. They are refused, not passed to the program."""
 
 
-def to_values(given: Mapping[str, str]) -> tuple[dict[Path, Any], dict[Path, str]]:
+def to_values(options: Mapping[str, str]) -> tuple[dict[Path, Any], dict[Path, str]]:
     """Convert flags to keys: their values, and the flag of each. Each label is a key of its own, next to the file's labels.
 
     Args:
-        given: flags of `KEYS` without their dashes, and their values.
+        options: flags of `KEYS` without their dashes, and their values.
 
     Raises:
         ConfigError: `--labels` or an accelerator flag has a wrong form.
     """
     values: dict[Path, Any] = {}
     origins: dict[Path, str] = {}
-    for flag, text in given.items():
+    for flag, text in options.items():
         value = _value(flag, text)
         each = {(*KEYS[flag], key): item for key, item in value.items()} if flag == "labels" else {KEYS[flag]: value}
         values |= each

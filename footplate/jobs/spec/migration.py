@@ -49,26 +49,33 @@ def changes(job: Job) -> list[Change]:
     """The changes that a job needs to run on machines that still exist."""
     spec = job.training_input
     before = replicas(spec)
-    after = {one.role: today(one.machine) for one in before}
-    if all(after[one.role] == one.machine for one in before):
+    after = {replica.role: today(replica.machine) for replica in before}
+    if all(after[replica.role] == replica.machine for replica in before):
         return []
-    found: list[Change] = []
+
+    edits: list[Change] = []
     tier = (_INPUT, "scaleTier")
     named = tier_of(spec) == "CUSTOM"
     if not named:
-        found.append(Change(tier, "CUSTOM", tier))
-    for one in reversed(before):  # a new key comes right after the one it belongs to, before those that came earlier
-        new, kind, own = after[one.role], (_INPUT, key_of(one.role, "Type")), (_INPUT, key_of(one.role, "Config"))
-        if named and new == one.machine:
+        edits.append(Change(tier, "CUSTOM", tier))
+    # A new key comes right after the key it belongs to, before the new keys that were added there earlier.
+    for replica in reversed(before):
+        new, kind, own = (
+            after[replica.role],
+            (_INPUT, key_of(replica.role, "Type")),
+            (_INPUT, key_of(replica.role, "Config")),
+        )
+        if named and new == replica.machine:
             continue
-        if not named or new.machine != one.machine.machine:
-            found.append(Change(kind, new.machine, tier))
-        if not named and one.role != "master":
-            found.append(Change((_INPUT, key_of(one.role, "Count")), one.count, kind))
+        if not named or new.machine != replica.machine.machine:
+            edits.append(Change(kind, new.machine, tier))
+        if not named and replica.role != "master":
+            edits.append(Change((_INPUT, key_of(replica.role, "Count")), replica.count, kind))
+
         if new.accelerator:
             home = (*own, "acceleratorConfig")
-            found += [Change((*home, "type"), new.accelerator, kind), Change((*home, "count"), new.count, kind)]
-    return found
+            edits += [Change((*home, "type"), new.accelerator, kind), Change((*home, "count"), new.count, kind)]
+    return edits
 
 
 def apply(asked: Draft) -> Draft:
@@ -91,14 +98,14 @@ def rewrite(document: Document) -> tuple[str, list[Change]]:
         ConfigError: the file's layout can't be changed line by line.
     """
     asked = draft(document, partial=True)
-    made = changes(checked(asked))
+    edits = changes(checked(asked))
     text = document.text
-    for change in made:
+    for change in edits:
         text = _set(parse(text, document.name), change)
     wanted = replicas(checked(apply(asked)).training_input)
     if replicas(checked(draft(parse(text, document.name), partial=True)).training_input) != wanted:
-        raise ConfigError(f"{document.name} can't be changed line by line. Set: {'; '.join(map(str, made))}")
-    return text, made
+        raise ConfigError(f"{document.name} can't be changed line by line. Set: {'; '.join(map(str, edits))}")
+    return text, edits
 
 
 def _set(document: Document, change: Change) -> str:
@@ -112,7 +119,8 @@ def _set(document: Document, change: Change) -> str:
         return _spliced(text, value.start_mark.index, value.end_mark.index, f"{space}{write(change.value)}")
     depth = max(length for length in range(len(path)) if length == 0 or path[:length] in there)
     home, new = there.get(path[:depth], (None, document.root))[1], path[depth:]
-    if isinstance(home, yaml.ScalarNode):  # a key without a value
+    # The key has no value.
+    if isinstance(home, yaml.ScalarNode):
         return _spliced(text, home.end_mark.index, home.end_mark.index, f" {{{_flow(new, change.value, write)}}}")
     if not isinstance(home, yaml.MappingNode):
         raise ConfigError(f"{document.name} line {document.lines.get(path[:depth], 1)}: set {change} by hand.")

@@ -25,8 +25,8 @@ class Problem:
     place: str = ""
 
     def __str__(self) -> str:
-        said = f"{dotted(self.path)}: {self.text}" if self.path else self.text
-        return f"{self.place}: {said}" if self.place else said
+        text = f"{dotted(self.path)}: {self.text}" if self.path else self.text
+        return f"{self.place}: {text}" if self.place else text
 
 
 class SpecError(ConfigError):
@@ -49,7 +49,7 @@ def dotted(path: Path) -> str:
     >>> dotted(("trainingInput", "args", 2))
     'trainingInput.args[2]'
     """
-    said = ""
+    text = ""
     for part in path:
-        said += f"[{part}]" if isinstance(part, int) else f".{part}" if said else part
-    return said
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text

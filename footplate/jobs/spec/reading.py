@@ -157,7 +157,7 @@ def keys(kind: type[Any]) -> dict[str, Key]:
     hints = typing.get_type_hints(kind, include_extras=True)
     return {
         camel(field.name): Key(
-            field.name, _given(hints[field.name]), field.default is MISSING and field.default_factory is MISSING
+            field.name, _without_none(hints[field.name]), field.default is MISSING and field.default_factory is MISSING
         )
         for field in fields(kind)
     }
@@ -183,7 +183,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _given(hint: Any) -> Any:
+def _without_none(hint: Any) -> Any:
     """The T of `T | None`."""
     parts = typing.get_args(hint)
     return next(part for part in parts if part is not type(None)) if type(None) in parts else hint

@@ -22,7 +22,8 @@ from footplate.jobs.spec.problems import Path, Problem, SpecError
 from footplate.jobs.spec.reading import Reading, keys, mapping_in, plain
 from footplate.jobs.spec.scaling import Replica, replicas, tier_of
 
-DEFAULT_MAX_RUNNING_TIME = "604800s"  # seven days, as AI Platform had it
+# Seven days, as on AI Platform.
+DEFAULT_MAX_RUNNING_TIME = "604800s"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class ResolvedJob:
             "scaleTier": self.scale_tier,
             "region": self.region,
             "jobDir": self.job_dir,
-            "replicas": [_replica(one) for one in self.replicas],
+            "replicas": [_replica(replica) for replica in self.replicas],
             "command": list(self.command),
             "maxRunningTime": self.max_running_time,
             "labels": dict(self.labels),
@@ -66,19 +67,19 @@ class ResolvedJob:
         }
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> ResolvedJob:
+    def from_dict(cls, values: dict[str, Any]) -> ResolvedJob:
         """Undo `to_dict`."""
         return cls(
-            name=found["jobId"],
-            scale_tier=found["scaleTier"],
-            region=found["region"],
-            job_dir=found["jobDir"],
-            replicas=tuple(_to_replica(one) for one in found["replicas"]),
-            command=tuple(found["command"]),
-            max_running_time=found["maxRunningTime"],
-            spec=copy.deepcopy(found["trainingInput"]),
-            labels=dict(found["labels"]),
-            notices=tuple(found["notices"]),
+            name=values["jobId"],
+            scale_tier=values["scaleTier"],
+            region=values["region"],
+            job_dir=values["jobDir"],
+            replicas=tuple(_to_replica(replica) for replica in values["replicas"]),
+            command=tuple(values["command"]),
+            max_running_time=values["maxRunningTime"],
+            spec=copy.deepcopy(values["trainingInput"]),
+            labels=dict(values["labels"]),
+            notices=tuple(values["notices"]),
         )
 
 
@@ -88,9 +89,9 @@ def resolve(draft: Draft) -> ResolvedJob:
     Raises:
         SpecError: the draft has problems. The error lists all of them.
     """
-    job, found = _checked(draft, machines_may_follow=False)
-    if found:
-        raise SpecError(found)
+    job, faults = _checked(draft, machines_may_follow=False)
+    if faults:
+        raise SpecError(faults)
     spec = job.training_input
     return ResolvedJob(
         name=job.job_id,
@@ -112,9 +113,9 @@ def checked(draft: Draft) -> Job:
     Raises:
         SpecError: the draft has problems. The error lists all of them.
     """
-    job, found = _checked(draft, draft.partial)
-    if found:
-        raise SpecError(found)
+    job, faults = _checked(draft, draft.partial)
+    if faults:
+        raise SpecError(faults)
     return job
 
 
@@ -124,14 +125,14 @@ def problems(draft: Draft) -> list[Problem]:
 
 
 def _checked(draft: Draft, machines_may_follow: bool) -> tuple[Job, list[Problem]]:
-    found = list(draft.document.problems) if draft.document else []
+    faults = list(draft.document.problems) if draft.document else []
     reading = Reading(unknown)
     job = reading.read(Job, draft.values)
-    found += [draft.problem(path, text) for path, text in reading.mistakes]
+    faults += [draft.problem(path, text) for path, text in reading.mistakes]
     for path, text in checking.problems(job, draft.partial, machines_may_follow):
         if not any(_leads_to(path, gone) or _leads_to(gone, path) for gone in reading.left_out):
-            found.append(draft.problem(path, text))
-    return job, sorted(found, key=lambda one: _order(draft, one))
+            faults.append(draft.problem(path, text))
+    return job, sorted(faults, key=lambda problem: _order(draft, problem))
 
 
 def keys_of(path: Iterable[str | int]) -> list[str]:
@@ -177,31 +178,31 @@ def _command(job: Job) -> tuple[str, ...]:
     return ("python", "-m", spec.python_module, *(spec.args or ()), *job_dir)
 
 
-def _replica(one: Replica) -> dict[str, Any]:
-    machine = catalog().machines[one.machine.machine]
-    found = {
-        "role": one.role,
-        "count": one.count,
+def _replica(replica: Replica) -> dict[str, Any]:
+    machine = catalog().machines[replica.machine.machine]
+    values = {
+        "role": replica.role,
+        "count": replica.count,
         "machineType": machine.name,
         "vcpus": machine.vcpus,
         "memoryGb": machine.memory_gb,
-        "accelerator": {"type": one.machine.accelerator, "count": one.machine.count}
-        if one.machine.accelerator
+        "accelerator": {"type": replica.machine.accelerator, "count": replica.machine.count}
+        if replica.machine.accelerator
         else None,
-        "imageUri": one.image_uri,
-        "containerCommand": list(one.container_command),
-        "containerArgs": list(one.container_args),
+        "imageUri": replica.image_uri,
+        "containerCommand": list(replica.container_command),
+        "containerArgs": list(replica.container_args),
     }
-    return {key: value for key, value in found.items() if value not in (None, [])}
+    return {key: value for key, value in values.items() if value not in (None, [])}
 
 
-def _to_replica(found: dict[str, Any]) -> Replica:
-    attached = found.get("accelerator")
+def _to_replica(values: dict[str, Any]) -> Replica:
+    attached = values.get("accelerator")
     return Replica(
-        role=found["role"],
-        count=found["count"],
-        machine=Choice(found["machineType"], *((attached["type"], attached["count"]) if attached else ())),
-        image_uri=found.get("imageUri"),
-        container_command=tuple(found.get("containerCommand", ())),
-        container_args=tuple(found.get("containerArgs", ())),
+        role=values["role"],
+        count=values["count"],
+        machine=Choice(values["machineType"], *((attached["type"], attached["count"]) if attached else ())),
+        image_uri=values.get("imageUri"),
+        container_command=tuple(values.get("containerCommand", ())),
+        container_args=tuple(values.get("containerArgs", ())),
     )

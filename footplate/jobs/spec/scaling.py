@@ -34,13 +34,13 @@ class Replica:
     container_args: tuple[str, ...] = ()
 
 
-def key_of(role: str, what: str) -> str:
+def key_of(role: str, suffix: str) -> str:
     """The key of a role, such as `parameterServerType` for `parameter_server` and `Type`.
 
     >>> key_of("parameter_server", "Type")
     'parameterServerType'
     """
-    return camel(role) + what
+    return camel(role) + suffix
 
 
 def tier_of(spec: TrainingInput) -> str:

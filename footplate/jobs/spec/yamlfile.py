@@ -144,7 +144,8 @@ def _scalar(node: yaml.Node) -> Any:
         make = getattr(yaml.constructor.SafeConstructor(), f"construct_yaml_{kind}")
         try:
             return Scalar(make(node), text)
-        except ValueError:  # it only looks like a number, or has thousands of digits
+        except ValueError:
+            # The text only looks like a number, or has thousands of digits.
             return text
     return text
 

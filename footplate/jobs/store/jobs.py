@@ -201,11 +201,11 @@ class Store:
 
         def work(execute: Execute) -> State | None:
             # The UPDATE locks the row: on PostgreSQL, another transaction may change what a SELECT has read.
-            found = execute("UPDATE jobs SET state = state WHERE name = ? RETURNING state", name)
-            if not found:
+            rows = execute("UPDATE jobs SET state = state WHERE name = ? RETURNING state", name)
+            if not rows:
                 return None
-            if State(found[0][0]) not in FINAL:
-                return State(found[0][0])
+            if State(rows[0][0]) not in FINAL:
+                return State(rows[0][0])
             execute("DELETE FROM jobs WHERE name = ?", name)
             execute("DELETE FROM transitions WHERE job = ?", name)
             execute("DELETE FROM processes WHERE job = ?", name)

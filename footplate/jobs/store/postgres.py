@@ -46,7 +46,7 @@ class Postgres:
             )
         self._psycopg: Any = require("psycopg", "postgres", "A store of jobs on PostgreSQL")
         self._url = url
-        self._place = self._shown(url)
+        self._address = self._shown(url)
         self._patience_s = patience_s
         self._connection: Any = None
         try:
@@ -98,15 +98,15 @@ class Postgres:
         except self._psycopg.ProgrammingError:
             # The library's message may contain a part of the password, so it isn't shown.
             parts = {"host": "@"}
-        place = f"{parts.get('host', 'localhost')}/{parts.get('dbname', '')}"
-        if "@" in place:
+        address = f"{parts.get('host', 'localhost')}/{parts.get('dbname', '')}"
+        if "@" in address:
             raise ConfigError(
                 "FOOTPLATE_STORE can't be read as an address. In a password write %40 for @, %2F for /, %25 for %."
             )
-        return place
+        return address
 
     def _unusable(self, error: Exception) -> Unavailable:
         return Unavailable(
-            f"the store of jobs at {self._place} (FOOTPLATE_STORE) can't be used: "
+            f"the store of jobs at {self._address} (FOOTPLATE_STORE) can't be used: "
             f"{' '.join(str(error).split())}. Is the server there, and may this user connect?"
         )

@@ -51,8 +51,8 @@ def create(database: Database, there: str, *before: str) -> None:
     # The query first: a transaction would wait for another writer.
     if not database.read(there):
         database.transaction(make)
-    if (found := database.read("SELECT version FROM schema_version")[0][0]) != VERSION:
+    if (version := database.read("SELECT version FROM schema_version")[0][0]) != VERSION:
         raise ConfigError(
-            f"the store of jobs has version {found}; this Footplate expects version {VERSION}. Use the Footplate that "
+            f"the store of jobs has version {version}; this Footplate expects version {VERSION}. Use the Footplate that "
             "created it, or set FOOTPLATE_HOME to another folder."
         )

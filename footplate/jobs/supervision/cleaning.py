@@ -62,14 +62,14 @@ def clean(home: Home, store: Store, unused_s: float, dry_run: bool = False) -> l
         ConfigError: the store can't be read.
     """
     with home.exclusive():
-        wastes, trash = _take_out(home, [*_packages(home, store, unused_s), *_made(home, unused_s)], dry_run)
+        wastes, trash = _take_out(home, [*_packages(home, store, unused_s), *_derived(home, unused_s)], dry_run)
     _delete(trash)
     return wastes
 
 
 def clean_node(home: Home) -> None:
     """Delete what attempts left on a node of a cluster, and what has been unused for `NODE_UNUSED_S`."""
-    _delete(_take_out(home, list(_made(home, NODE_UNUSED_S)))[1])
+    _delete(_take_out(home, list(_derived(home, NODE_UNUSED_S)))[1])
 
 
 def clean_daily(home: Home, store: Store) -> None:
@@ -134,7 +134,7 @@ def _packages(home: Home, store: Store, unused_s: float) -> Iterator[_Candidate]
             yield _Candidate("package", path, path, _unlocked(home), unused_s)
 
 
-def _made(home: Home, unused_s: float) -> Iterator[_Candidate]:
+def _derived(home: Home, unused_s: float) -> Iterator[_Candidate]:
     """Unpacked packages, environments, guests' directories, and remains of killed processes."""
     for path in home.root.glob("unpacked/*/*/"):
         if not path.name.startswith("."):

@@ -83,16 +83,16 @@ class Verdict:
         return Orders(kill_within_s=PEERS_S) if end.role == "master" else Orders()
 
 
-def outcome(code: int, said: str) -> str:
+def outcome(code: int, last_output: str) -> str:
     """Describe the end of a process.
 
     Args:
         code: its exit code, or a signal's number made negative.
-        said: the last line of its output.
+        last_output: the last line of its output.
     """
     if code == 0:
         return "ended with exit code 0"
-    return of_exit(code)[1] + (f": {said[:SAID]}" if said and code in (1, 2) else "")
+    return of_exit(code)[1] + (f": {last_output[:SAID]}" if last_output and code in (1, 2) else "")
 
 
 def failure_of(end: End) -> Failure:

@@ -54,7 +54,8 @@ class Follower:
         self._find_files()
         for of_attempt, of_source, reader, _ in reversed(self._open.values()):
             wanted = attempt in (None, of_attempt) and source in (None, of_source)
-            with suppress(FileNotFoundError):  # the job is being deleted
+            # The job is being deleted.
+            with suppress(FileNotFoundError):
                 lines = reader.go_back(count if wanted else 0)
                 count -= lines if wanted else 0
 
@@ -75,7 +76,8 @@ class Follower:
     def _find_files(self) -> None:
         """Find new files: attempts in order, in each first the preparation, then the master."""
         for attempt in sorted(int(path.name.removeprefix("attempt-")) for path in self._folder.glob("attempt-*")):
-            with suppress(FileNotFoundError):  # the job is being deleted
+            # The job is being deleted.
+            with suppress(FileNotFoundError):
                 self._find_files_of(attempt)
 
     def _find_files_of(self, attempt: int) -> None:

@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "FOOTPLATE_LOG_MB"
 DEFAULT_MB = 2048
-FULL = 64 * 2**20  # bytes
+# Size limit of a log file, in bytes.
+FULL = 64 * 2**20
 # Bytes to read at once: a log may be larger than memory.
 PIECE = 1 << 20
 # At least two files of the beginning, and two of the end.
@@ -111,7 +112,8 @@ class Writer:
         self._file.close()
 
     def _keep(self, data: bytes) -> None:
-        if not data:  # an empty piece must not begin another file
+        # An empty piece must not begin another file.
+        if not data:
             return
         self.size += len(data)
         self.last = (self.last + data)[-4096:]
@@ -189,7 +191,8 @@ class Reader:
                     file.seek(start)
                     data = file.read(stop - start)
                     ends = [match.end() for match in _LINE_END.finditer(data)]
-                    if data.endswith(b"\r") and following == b"\n":  # one line end on both sides of the boundary
+                    # The two characters are one line end, with the boundary between them.
+                    if data.endswith(b"\r") and following == b"\n":
                         ends.pop()
                     if len(ends) >= missing:
                         self._number, self._at = number, start + ends[-missing]
@@ -209,7 +212,8 @@ class Reader:
                     file.seek(self._at)
                     data = file.read(PIECE)
                     self._at = file.tell()
-            except FileNotFoundError:  # the job or this file was deleted
+            except FileNotFoundError:
+                # The job or this file was deleted.
                 data, lost = b"", True
             if data or following is None:
                 return data

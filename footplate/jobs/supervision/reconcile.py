@@ -85,7 +85,8 @@ def _recover(home: Home, store: Store) -> None:
 def _count_loss(store: Store, name: str) -> bool:
     """Move a job whose supervisor is gone to its next state. Returns True if that is another attempt."""
     job = store.get(name)
-    if job is None or job.state not in SUPERVISED:  # it has ended meanwhile
+    # The job has ended in the meantime.
+    if job is None or job.state not in SUPERVISED:
         return False
     _end_processes(store, job)
     cause, now = _what_was_lost(job), time.time()

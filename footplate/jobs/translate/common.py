@@ -50,9 +50,9 @@ def refuse_if(system: str, problems: Iterable[str]) -> None:
     Raises:
         Untranslatable: with all of them.
     """
-    found = list(problems)
-    if found:
-        raise Untranslatable(system, found)
+    problems = list(problems)
+    if problems:
+        raise Untranslatable(system, problems)
 
 
 def machine_type(replica: Replica) -> str:
@@ -132,7 +132,7 @@ def no_servers(job: ResolvedJob, instead: str) -> Iterator[str]:
 def left_out(job: ResolvedJob, system: str, **keys: str) -> Iterator[str]:
     """Notes about keys that a system lacks, by the key in Python's spelling: the words say what the system does instead."""
     for key, meaning in keys.items():
-        path = [re.sub("_([a-z])", lambda found: found[1].upper(), part) for part in key.split("__")]
+        path = [re.sub("_([a-z])", lambda match: match[1].upper(), part) for part in key.split("__")]
         home: Any = job.spec
         for part in path:
             home = home.get(part) if isinstance(home, dict) else None

@@ -82,10 +82,10 @@ def _replica(job: ResolvedJob, replica: Replica, container: str) -> dict[str, An
 def _words(job: ResolvedJob, replica: Replica) -> dict[str, list[str]]:
     """A container's command and arguments. `$(` is escaped, since Kubernetes would read it as a variable."""
     if replica.container_command or replica.container_args:
-        given = {"command": list(replica.container_command), "args": list(replica.container_args)}
+        parts = {"command": list(replica.container_command), "args": list(replica.container_args)}
     else:
-        given = {"command": list(job.command[:3]), "args": list(job.command[3:])}
-    return {key: [word.replace("$(", "$$(") for word in words] for key, words in given.items() if words}
+        parts = {"command": list(job.command[:3]), "args": list(job.command[3:])}
+    return {key: [word.replace("$(", "$$(") for word in words] for key, words in parts.items() if words}
 
 
 def _name(job: ResolvedJob) -> str:

@@ -73,21 +73,21 @@ def _entrypoint(job: ResolvedJob) -> list[str]:
 def _resources(job: ResolvedJob) -> dict[str, Any]:
     (replica,) = job.replicas
     machine, kind = catalog().machines[replica.machine.machine], accelerator(replica)
-    found: dict[str, Any] = {"entrypoint_num_cpus": machine.vcpus, "entrypoint_num_gpus": gpus(replica) or None}
+    resources: dict[str, Any] = {"entrypoint_num_cpus": machine.vcpus, "entrypoint_num_gpus": gpus(replica) or None}
     if machine.memory_gb is not None:
-        found["entrypoint_memory"] = int(machine.memory_gb * 2**30)
+        resources["entrypoint_memory"] = int(machine.memory_gb * 2**30)
     if kind:
-        found["entrypoint_resources"] = {f"accelerator_type:{KINDS[kind.name]}": SHARE}
-    return {key: value for key, value in found.items() if value is not None}
+        resources["entrypoint_resources"] = {f"accelerator_type:{KINDS[kind.name]}": SHARE}
+    return {key: value for key, value in resources.items() if value is not None}
 
 
 def _runtime_env(job: ResolvedJob) -> dict[str, Any]:
     image = job.replicas[0].image_uri
-    found: dict[str, Any] = {"image_uri": image} if image else {}
+    environment: dict[str, Any] = {"image_uri": image} if image else {}
     uris = job.spec.get("packageUris")
     if uris:
-        found["py_modules"] = list(uris)
-    return found
+        environment["py_modules"] = list(uris)
+    return environment
 
 
 def _problems(job: ResolvedJob) -> Iterator[str]:

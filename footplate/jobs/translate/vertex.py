@@ -1,4 +1,6 @@
-"""Translate a job into a CustomJob of Vertex AI, AI Platform Training's successor: the body of
+"""Translate a job into a CustomJob of Vertex AI, AI Platform Training's successor.
+
+The translation is the body of
 
     POST https://REGION-aiplatform.googleapis.com/v1/projects/PROJECT/locations/REGION/customJobs
 
@@ -76,13 +78,13 @@ def translate(job: ResolvedJob) -> Translation:
     body = {
         "displayName": job.name or UNNAMED,
         "labels": job.labels or None,
-        "jobSpec": _given(asked),
+        "jobSpec": _without_none(asked),
         "encryptionSpec": {"kmsKeyName": key} if key else None,
     }
-    return Translation(_given(body), "json", tuple(_notes(job)))
+    return Translation(_without_none(body), "json", tuple(_notes(job)))
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -101,14 +103,15 @@ def _pool(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
 def _program(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
     """`pythonPackageSpec` for Google's images that install packages, otherwise `containerSpec`."""
     if replica.image_uri is None or _installs(job, replica):
-        module, args = job.command[2], list(job.command[3:])  # python -m MODULE ARGUMENTS
+        # The command is `python -m MODULE ARGUMENTS`.
+        module, args = job.command[2], list(job.command[3:])
         python = {
             "executorImageUri": replica.image_uri or _executor(job, replica),
             "packageUris": list(job.spec["packageUris"]),
             "pythonModule": module,
             "args": args or None,
         }
-        return {"pythonPackageSpec": _given(python)}
+        return {"pythonPackageSpec": _without_none(python)}
     own, args = replica.container_command, replica.container_args
     words = own or args
     container = {
@@ -116,16 +119,16 @@ def _program(job: ResolvedJob, replica: Replica) -> dict[str, Any]:
         "command": list(own if words else job.command[:3]) or None,
         "args": list(args if words else job.command[3:]) or None,
     }
-    return {"containerSpec": _given(container)}
+    return {"containerSpec": _without_none(container)}
 
 
 def _executor(job: ResolvedJob, replica: Replica) -> str:
     """Google's image that installs packages: for the runtime version, for CPU or GPU, from the region's continent."""
     continent = (job.region or "us").partition("-")[0]
-    place = continent if continent in ("us", "europe", "asia") else "us"
+    location = continent if continent in ("us", "europe", "asia") else "us"
     kind = "gpu" if accelerator(replica) else "cpu"
     framework, version = ("tf", IMAGES[_version(job)]) if _version(job) else ("pytorch", NEWEST)
-    return f"{place}-docker.pkg.dev/vertex-ai/training/{framework}-{kind}.{version}:latest"
+    return f"{location}-docker.pkg.dev/vertex-ai/training/{framework}-{kind}.{version}:latest"
 
 
 def _installs(job: ResolvedJob, replica: Replica) -> bool:

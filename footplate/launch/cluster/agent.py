@@ -129,10 +129,12 @@ class _Agent:
         self._group: LocalWorkerGroup | None = None
         self._store: socket.socket | None = None
         self._payload_fd: int | None = None
-        self._launch: str | None = None  # the launch whose workers this agent runs
+        # The launch whose workers this agent runs.
+        self._launch: str | None = None
         self._open = True
         self._another_follows = False
-        self._heartbeat_at = time.monotonic()  # time of the next heartbeat
+        # Time of the next heartbeat.
+        self._heartbeat_at = time.monotonic()
 
     def serve(self) -> None:
         """Serve until the driver closes the launch, or is gone."""
@@ -150,7 +152,8 @@ class _Agent:
                 self._wait()
         except ChannelClosedError:
             pass
-        except LaunchError as error:  # no worker can ever be started here
+        except LaunchError as error:
+            # No worker can ever be started on this machine.
             self._channel.send({"event": "unable", "text": str(error)})
             self._linger()
         finally:
@@ -243,7 +246,7 @@ class _Agent:
 
 
 def _why_unreachable(store: tuple[str, int]) -> str:
-    """Why ranks here could never connect to rank 0, to be read after "rank 1 "; empty if its store can be reached."""
+    """The reason why ranks here can't connect to rank 0, as the end of a sentence; empty if its store can be reached."""
     try:
         socket.create_connection(store, timeout=CONNECT_S).close()
     except OSError as error:

@@ -37,7 +37,8 @@ from footplate.launch.dispatch import Waker, dispatch_ready
 from footplate.launch.local import KILL_S, Caller
 from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Wrote
 
-LOOK_S = 0.2  # interval of the questions to the placement
+# Interval between two questions to the placement.
+LOOK_S = 0.2
 
 
 @dataclass

@@ -25,7 +25,8 @@ from footplate.core.version import __version__
 from footplate.launch import rendezvous
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
-PURPOSE = "agent"  # the connection's purpose, which the handshake compares
+# The connection's purpose, which the handshake compares.
+PURPOSE = "agent"
 
 
 @dataclass(frozen=True)

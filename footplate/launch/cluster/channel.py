@@ -28,10 +28,14 @@ from typing import Any
 from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, FrameDecoder, FramingError, encode_frame
 from footplate.launch import payload
 
-PIECE_BYTES = 1 << 18  # size of a payload's piece in a frame
-MAX_TRUSTED_BYTES = 1 << 24  # size limit of a frame from a peer that has proved the token
-BURST = 16  # number of pieces that are sent or received before the owner can do something else
-CLOGGED_BYTES = 1 << 22  # length of the queue above which the owner should add nothing that can wait
+# Size of a payload's piece in a frame.
+PIECE_BYTES = 1 << 18
+# Size limit of a frame from a peer that has proved the token.
+MAX_TRUSTED_BYTES = 1 << 24
+# Number of pieces that are sent or received before the owner can do something else.
+BURST = 16
+# Length of the queue above which the owner should add nothing that can wait.
+CLOGGED_BYTES = 1 << 22
 SILENCE_S = 30
 
 
@@ -80,7 +84,8 @@ class Channel:
         self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
         self._outgoing: deque[_Outgoing] = deque()
-        self._incoming: dict[str, int] = {}  # descriptors of payloads, by key
+        # The file descriptors of payloads that are being received, by key.
+        self._incoming: dict[str, int] = {}
         connection.setblocking(False)
         detect_silence(connection)
 
@@ -234,7 +239,8 @@ def detect_silence(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     options = {"TCP_KEEPIDLE": SILENCE_S // 3, "TCP_KEEPINTVL": SILENCE_S // 6, "TCP_KEEPCNT": 4}
     if sys.platform == "linux":
-        options["TCP_USER_TIMEOUT"] = SILENCE_S * 1000  # milliseconds, for bytes that were sent and not acknowledged
+        # Milliseconds for the peer to acknowledge bytes that were sent.
+        options["TCP_USER_TIMEOUT"] = SILENCE_S * 1000
     for name, value in options.items():
         with contextlib.suppress(AttributeError, OSError):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -25,8 +25,10 @@ from footplate.launch.cluster.refusal_log import RefusalLog
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = DEADLINE_S
-MAX_STRANGERS = 256  # limit of open connections that have not proved the token; beyond it, the oldest is closed
-PAUSE_S = 0.5  # pause after a failure to accept a connection
+# Limit of open connections that have not proved the token. Beyond it, the oldest is closed.
+MAX_STRANGERS = 256
+# Pause after a failure to accept a connection.
+PAUSE_S = 0.5
 
 
 @dataclass(eq=False)
@@ -64,8 +66,10 @@ class Listener:
         self._admit = admit
         self._strangers: Strangers[_Stranger] = Strangers(MAX_STRANGERS, HANDSHAKE_S)
         self._refusals = RefusalLog(log, "it doesn't know the token of this launch")
-        self._paused_until: float | None = None  # None while connections are accepted
-        self._warned = False  # True if a failure to accept was logged since the last accepted connection
+        # The time at which connections are accepted again, or None while they are accepted.
+        self._paused_until: float | None = None
+        # True if a failure to accept was logged since the last accepted connection.
+        self._warned = False
         self._server = rendezvous.listen(host, MAX_STRANGERS)
         self._server.setblocking(False)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
@@ -92,7 +96,8 @@ class Listener:
     def _accept(self) -> None:
         try:
             connection, peer = self._server.accept()
-        except (BlockingIOError, ConnectionError):  # the peer has closed it already
+        except (BlockingIOError, ConnectionError):
+            # The peer has closed the connection already.
             return
         except OSError as error:
             # Mostly too many open files. The selector would report the same connection again at once.
@@ -111,7 +116,8 @@ class Listener:
                 self._close(oldest)
             self._selector.register(stranger.channel, selectors.EVENT_READ, lambda: self._receive(stranger))
             stranger.channel.send(stranger.handshake.challenge)
-            stranger.channel.flush()  # so few bytes that the network takes them at once
+            # The message is so short that the network takes it at once.
+            stranger.channel.flush()
 
     def _receive(self, stranger: _Stranger) -> None:
         try:
@@ -148,6 +154,7 @@ class Listener:
         self._close(stranger)
 
     def _close(self, stranger: _Stranger) -> None:
-        with contextlib.suppress(KeyError):  # it broke before it was registered
+        # The connection may break before it is registered.
+        with contextlib.suppress(KeyError):
             self._selector.unregister(stranger.channel)
         stranger.channel.close()

@@ -51,16 +51,23 @@ from footplate.launch.cluster.refusal_log import RefusalLog
 
 log = logging.getLogger(__name__)
 
-JOIN_S = 600.0  # time for all machines to join
-REPLACE_S = 570.0  # time to replace a lost machine; shorter than the supervisor's wait for a rank's first sign of life
-WARN_S = 15.0  # time until the missing machines are logged; the time doubles after each log line
+# Time for all machines to join.
+JOIN_S = 600.0
+# Time to replace a lost machine. It is shorter than the supervisor's wait for a rank's first sign of life.
+REPLACE_S = 570.0
+# Time until the missing machines are logged. It doubles after each log line.
+WARN_S = 15.0
 HANDSHAKE_S = DEADLINE_S
 MAX_STRANGERS = 64
-ANSWER_S = 5.0  # time for a machine to answer a ping
+# Time for a machine to answer a ping.
+ANSWER_S = 5.0
 LOOK_S = 0.5
-STOP_S = 15.0  # time for agents to end
-MAX_BYTES = 1 << 16  # size limit of a frame
-PURPOSE = "machine"  # the connection's purpose, which the handshake compares
+# Time for agents to end.
+STOP_S = 15.0
+# Size limit of a frame.
+MAX_BYTES = 1 << 16
+# The connection's purpose, which the handshake compares.
+PURPOSE = "machine"
 
 
 class Connection:
@@ -83,7 +90,8 @@ class Connection:
         """Wait for the next message; return None when there will be none."""
         try:
             frame = receive_frame(self._connection, max_bytes)
-        except OSError:  # it broke, or breaks the protocol
+        except OSError:
+            # The connection broke, or the machine broke the protocol.
             return None
         return frame if frame is not None and isinstance(frame.message, dict) else None
 
@@ -132,8 +140,10 @@ class MachinePlacement:
         self._workers_per_node = workers_per_node
         self._token = token.encode()
         self._changed = threading.Condition()
-        self._members: dict[int, _Member] = {}  # machines by node rank
-        self._calls: dict[int, AgentCall] = {}  # calls, by index, for machines that haven't joined yet
+        # The machines, by node rank.
+        self._members: dict[int, _Member] = {}
+        # Calls for machines that haven't joined yet, by index.
+        self._calls: dict[int, AgentCall] = {}
         self._calls_until = 0.0
         self._lost: list[Lost] = []
         self._strangers: Strangers[Connection] = Strangers(MAX_STRANGERS, HANDSHAKE_S)
@@ -218,7 +228,8 @@ class MachinePlacement:
 
     def _accept_all(self) -> None:
         """Accept connections, and close those whose time has passed. Runs in a thread."""
-        warned = False  # True if a failure to accept was logged since the last accepted connection
+        # True if a failure to accept was logged since the last accepted connection.
+        warned = False
         while not self._closed:
             self._refusals.flush()
             connection, peer = None, ("",)
@@ -227,7 +238,8 @@ class MachinePlacement:
                 warned = False
             except TimeoutError:
                 pass
-            except OSError as error:  # the socket was closed, or too many files are open
+            except OSError as error:
+                # The socket was closed, or too many files are open.
                 if not self._closed:
                     if not warned:
                         log.warning("machine 0 can't take connections of other machines: %s", error)
@@ -244,7 +256,8 @@ class MachinePlacement:
         accepted.settimeout(None)
         try:
             connection = Connection(accepted)
-        except OSError:  # the peer has closed it already
+        except OSError:
+            # The peer has closed the connection already.
             accepted.close()
             return
 
@@ -254,7 +267,8 @@ class MachinePlacement:
                 oldest.close()
         try:
             threading.Thread(target=self._serve, args=(connection, peer), daemon=True).start()
-        except RuntimeError as error:  # no more threads
+        except RuntimeError as error:
+            # No more threads can be started.
             log.warning("a connection from %s could not be served: %s", peer, error)
             self._forget_stranger(connection)
             connection.close()
@@ -322,7 +336,8 @@ class MachinePlacement:
                     return False
                 log.warning("machine %d has joined again; its earlier connection doesn't answer and is closed", node)
                 self._remove(node, earlier)
-            if node in self._members:  # another machine with this node rank joined first
+            # Another machine with this node rank joined first.
+            if node in self._members:
                 return False
             self._members[node] = member
             self._start_agents()

@@ -80,7 +80,8 @@ class RayPlacement:
         self._ray, self.host = ray_session.connect(address)
         self._group: Any = None
         self._actors: list[Any] = []
-        self._calls: dict[Any, int] = {}  # the index of each actor, by the future of its call
+        # The index of each actor, by the future of its call.
+        self._calls: dict[Any, int] = {}
         self._wait_until = math.inf
         self._placed_before = False
 
@@ -127,7 +128,8 @@ class RayPlacement:
     def close(self) -> None:
         if self._group is None:
             return
-        with contextlib.suppress(Exception):  # the cluster has gone, and our actors with it
+        # If the cluster is gone, our actors are gone with it.
+        with contextlib.suppress(Exception):
             for actor in self._actors:
                 self._ray.kill(actor)
             if self._calls:

@@ -23,7 +23,8 @@ ANSWER_S = 5.0
 LOOPBACK = "127.0.0.1"
 
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
-_SETTINGS = 4  # the type of the first frame on both sides of an HTTP/2 connection
+# The type of the first frame on both sides of an HTTP/2 connection.
+_SETTINGS = 4
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 
 
@@ -72,7 +73,8 @@ def check_alive(address: str) -> None:
         return
     with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as connection:
         if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-            return  # with TLS, an open port is all that can be checked
+            # With TLS, only the open port can be checked.
+            return
         connection.sendall(_HTTP2_PREFACE)
         try:
             answer = connection.recv(9)

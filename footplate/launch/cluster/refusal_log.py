@@ -25,7 +25,8 @@ class RefusalLog:
         self._log = log
         self._reason = reason
         self._lock = threading.Lock()
-        self._count = 0  # refusals since the last log line
+        # The number of refusals since the last log line.
+        self._count = 0
         self._latest = ""
         self._quiet_until = 0.0
 

@@ -43,10 +43,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-REGISTER_S = 60.0  # time for the executors of a new session, or for the replacement of a lost executor, to register
-ENDS_S = 2.0  # time for tasks to end, after their agents have lost the driver
-QUEUED_S = 10.0  # time until a job that doesn't begin is logged
-KILL_S = 15.0  # time for Spark to kill tasks: it checks every two seconds, and gives them two seconds more
+# Time for the executors of a new session, or for the replacement of a lost executor, to register.
+REGISTER_S = 60.0
+# Time for tasks to end, after their agents have lost the driver.
+ENDS_S = 2.0
+# Time until a job that doesn't begin is logged.
+QUEUED_S = 10.0
+# Time for Spark to kill tasks. It checks every two seconds, and gives the tasks two seconds more.
+KILL_S = 15.0
 
 
 class SparkPlacement:
@@ -113,7 +117,8 @@ class _Stage:
         self._ending = threading.Event()
         self._cancelled = False
         self._failure: StageFailure | None = None
-        self._warn_at = time.monotonic() + QUEUED_S  # time to log that no task has begun
+        # The time to log that no task has begun.
+        self._warn_at = time.monotonic() + QUEUED_S
         self._thread = InheritableThread(target=self._run, name=self._group, daemon=True)
         self._thread.start()
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.resource import ResourceProfile
 
-SETTLED_S = 1.0  # if no executor registers for this time, all executors are registered
+# If no executor registers for this time, all executors are registered.
+SETTLED_S = 1.0
 
 
 def active_context() -> SparkContext:
@@ -124,8 +125,8 @@ def expected_executors(master: str, instances: str | None) -> int | None:
     """
     if re.match(r"local($|\[)", master):
         return 0
-    if found := re.match(r"local-cluster\[\s*(\d+)", master):
-        return int(found[1])
+    if match := re.match(r"local-cluster\[\s*(\d+)", master):
+        return int(match[1])
     return int(instances) if instances else None
 
 
@@ -136,7 +137,8 @@ def wait_for_executors(context: SparkContext, within_s: float) -> None:
     expected = expected_executors(conf.get("spark.master") or "", conf.get("spark.executor.instances"))
     seen, since = 0, time.monotonic()
     while time.time() < until:
-        registered = len(context.statusTracker().getExecutorInfos()) - 1  # the driver counts as one
+        # Spark counts the driver as an executor.
+        registered = len(context.statusTracker().getExecutorInfos()) - 1
         if registered != seen:
             seen, since = registered, time.monotonic()
         settled = bool(registered) and time.monotonic() > since + SETTLED_S

@@ -40,9 +40,9 @@ def list_jobs(
 
 
 @router.post("/jobs", status_code=201, responses=error_responses(400, 409, 413))
-def submit_job(context: Context, given: Submission) -> Submitted:
+def submit_job(context: Context, body: Submission) -> Submitted:
     """Check a job, and put it into the queue. It begins at once if its resources are free."""
-    planned = plan(submission.translate(given, context))
+    planned = plan(submission.translate(body, context))
     with context.open() as jobs:
         notices = [*planned.job.notices, *submit(planned, jobs)]
         view = views.view(jobs, jobs.store.find(planned.job.name or ""), context.mask)
@@ -56,12 +56,12 @@ def list_backends() -> dict[str, dict[str, str]]:
 
 
 @router.post("/check", responses=error_responses(400, 413))
-def check_job(context: Context, given: Submission) -> Checked:
+def check_job(context: Context, body: Submission) -> Checked:
     """Check a job without submitting it: its problems, or its resolved spec. You may leave out the program.
 
     With a program and a `backend` that has a service, also the request to it, as `jobs submit training --dry-run`.
     """
-    return views.checked(submission.check(given, context), context.mask)
+    return views.checked(submission.check(body, context), context.mask)
 
 
 @router.get("/jobs/{name}", responses=error_responses(404))

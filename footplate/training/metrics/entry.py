@@ -23,16 +23,22 @@ class Entry:
     logger: bool
     reduce_fx: str | Callable[[Tensor], Tensor]
     sync_dist: bool
-    metric: Any = None  # a torchmetrics object, which does its own accumulation
+    # A torchmetrics object, which does its own accumulation.
+    metric: Any = None
     latest: Any = None
-    synced: float | None = None  # the latest value over all ranks, with sync_dist
+    # The latest value over all ranks, with sync_dist.
+    synced: float | None = None
     waiting: list[Any] = field(default_factory=list)
-    weights: list[Any] = field(default_factory=list)  # numbers, or tensors of one element on any device
+    # Numbers, or tensors of one element on any device.
+    weights: list[Any] = field(default_factory=list)
     total: float = 0.0
     weight: float = 0.0
-    values: list[float] = field(default_factory=list)  # all values, only if the reduction is a function
-    loaders: set[int] = field(default_factory=set)  # loaders of an evaluation whose batches logged the name
-    computed: int = 0  # number of updates of the torchmetrics object that an epoch's value already contains
+    # All values, only if the reduction is a function.
+    values: list[float] = field(default_factory=list)
+    # Loaders of an evaluation whose batches logged the name.
+    loaders: set[int] = field(default_factory=set)
+    # The number of updates of the torchmetrics object that an epoch's value already contains.
+    computed: int = 0
 
     @property
     def step_name(self) -> str:
@@ -100,9 +106,11 @@ class Summary:
     options: tuple[Any, ...]
     part: Part
     is_metric: bool
-    path: str  # path of the torchmetrics object in the module
+    # The path of the torchmetrics object in the module.
+    path: str
     updates: int
-    items: dict[str, int]  # number of tensors in each state of the torchmetrics object that is a list
+    # The number of tensors in each state of the torchmetrics object that is a list.
+    items: dict[str, int]
     loaders: set[int]
 
     def entry(self) -> Entry:

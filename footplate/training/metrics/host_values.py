@@ -25,9 +25,12 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
             later.setdefault(type(value), []).append(index)
         else:
             result[index] = float(value)
+
     for kind, indices in later.items():
         for index, number in zip(indices, kind.read([values[index] for index in indices]), strict=True):
             result[index] = number
+
+    # One transfer for all tensors of a device and type.
     for indices in groups.values():
         tensors = [values[index] for index in indices]
         if any(tensor.ndim for tensor in tensors):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,37 +66,28 @@ class MetricLog:
         # Torchmetrics objects that only other ranks have logged in this epoch.
         self._of_other_ranks: list[Any] = []
 
-    def log(
-        self,
-        name: str,
-        value: Any,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: str | Callable[[Tensor], Tensor] = "mean",
-        sync_dist: bool = False,
-        add_dataloader_idx: bool = True,
-        batch_size: float | Tensor | None = None,
-    ) -> None:
-        """Collect a value. `footplate.Module.log` describes the arguments."""
+    def log(self, name: str, value: Any, **options: Any) -> None:
+        """Collect a value. The options are the fields of `Logged`."""
+        self.record(Logged(name, value, **options))
+
+    def record(self, call: Logged) -> None:
+        """Collect the value of a call of `self.log`."""
+        name, value = call.name, call.value
         if type(value) is dict:
             for key, item in value.items():
-                self.log(f"{name}.{key}", item, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
-                         add_dataloader_idx, batch_size)  # fmt: skip
+                self.record(call._replace(name=f"{name}.{key}", value=item))
             return
+
         # A copy of the module on another device: `replica_logs.py` combines these calls later.
         if self._apart and (calls := self._apart.get(threading.get_ident())) is not None:
-            calls.append(
-                Logged(name, _kept(name, value), prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist,
-                       add_dataloader_idx, batch_size)
-            )  # fmt: skip
+            calls.append(call._replace(value=_kept(name, value)))
             return
-        if self.dataloader_idx is not None and add_dataloader_idx:
+
+        if self.dataloader_idx is not None and call.add_dataloader_idx:
             name = f"{name}/dataloader_idx_{self.dataloader_idx}"
         entry = self._entries.get(name)
         if entry is None:
-            entry = self._register(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
+            entry = self._register(name, call)
         if self.dataloader_idx is not None:
             entry.loaders.add(self.dataloader_idx)
         if entry.metric is not None:
@@ -108,7 +99,7 @@ class MetricLog:
             if len(entry.waiting) >= READ_AFTER:
                 entry.read()
             entry.waiting.append(value)
-            entry.weights.append(self._weight(entry, batch_size))
+            entry.weights.append(self._weight(entry, call.batch_size))
             if self._unfinished is not None:
                 self._unfinished.append(entry)
 
@@ -127,7 +118,8 @@ class MetricLog:
         A torchmetrics object has been updated by then, and this can't be undone.
         """
         for entry in self._unfinished or ():
-            if entry.waiting:  # empty if the values were read meanwhile
+            # Nothing waits if the values were read in the meantime.
+            if entry.waiting:
                 entry.waiting.pop()
                 entry.weights.pop()
         self._unfinished = None
@@ -156,7 +148,8 @@ class MetricLog:
         latest = (entry.latest if entry.metric is None else entry.metric._forward_cache for entry in entries)
         values = to_floats(latest)
         over_ranks = any(entry.sync_dist for entry in entries)
-        if sync:  # a rank that has logged none of these names yet must gather too
+        # A rank that has logged none of these names yet must gather too.
+        if sync:
             over_ranks = bool(self._group.maximum([int(over_ranks)])[0])
         if self._group.is_distributed and over_ranks:
             values = self._over_ranks(entries, values, sync)
@@ -174,15 +167,15 @@ class MetricLog:
         mine = {entry.name: self._summary(entry) for entry in self._entries.values() if entry.on_epoch}
         everyone = self._group.gather(mine)
         for name in dict.fromkeys(name for summaries in everyone for name in summaries):
-            found = [summaries[name] for summaries in everyone if name in summaries]
-            entry = self._entries.get(name) or found[0].entry()
-            entry.loaders = set().union(*(summary.loaders for summary in found))
-            if sum(summary.updates for summary in found) == 0:
+            of_ranks = [summaries[name] for summaries in everyone if name in summaries]
+            entry = self._entries.get(name) or of_ranks[0].entry()
+            entry.loaders = set().union(*(summary.loaders for summary in of_ranks))
+            if sum(summary.updates for summary in of_ranks) == 0:
                 continue
-            if found[0].is_metric:
-                value = self._compute(entry, found)
+            if of_ranks[0].is_metric:
+                value = self._compute(entry, of_ranks)
             else:
-                value = reduced(entry.reduce_fx, merge(entry.reduce_fx, [summary.part for summary in found]))
+                value = reduced(entry.reduce_fx, merge(entry.reduce_fx, [summary.part for summary in of_ranks]))
             entry.reset()
             # From now on, the plain name gives the epoch's value.
             entry.latest = None
@@ -233,19 +226,21 @@ class MetricLog:
             self._restore(entry, saved)
             self._entries[name] = entry
 
-    def _register(
-        self, name: str, value: Any, prog_bar: bool, logger: bool | None, on_step: bool | None, on_epoch: bool | None,
-        reduce_fx: str | Callable[[Tensor], Tensor], sync_dist: bool,
-    ) -> Entry:  # fmt: skip
-        metric = value if is_torchmetric(value) else None
+    def _register(self, name: str, call: Logged) -> Entry:
+        metric = call.value if is_torchmetric(call.value) else None
         if metric is None:
-            check_value(name, value)
-        reduce_fx = known_reduction(name, reduce_fx)
+            check_value(name, call.value)
+        reduce_fx = known_reduction(name, call.reduce_fx)
+
+        # A call from a training batch reports by step, and any other call by epoch, unless it says otherwise.
+        on_step, on_epoch = call.on_step, call.on_epoch
         if on_step is None:
             on_step = self.by_step if on_epoch is None or not self.by_step else True
         if on_epoch is None:
             on_epoch = not self.by_step
-        entry = Entry(name, on_step, on_epoch, prog_bar, logger is not False, reduce_fx, sync_dist, metric)
+
+        logger = call.logger is not False
+        entry = Entry(name, on_step, on_epoch, call.prog_bar, logger, reduce_fx, call.sync_dist, metric)
         if name in self._restored:
             self._restore(entry, self._restored.pop(name))
         self._entries[name] = entry
@@ -272,18 +267,18 @@ class MetricLog:
             list_lengths(entry.metric), entry.loaders,
         )  # fmt: skip
 
-    def _compute(self, entry: Entry, found: list[Summary]) -> float | None:
+    def _compute(self, entry: Entry, of_ranks: list[Summary]) -> float | None:
         """Return the value of a torchmetrics object. It gathers its own states, so all ranks call this or none."""
         metric: Any = entry.metric
-        if metric is None and found[0].path:
+        if metric is None and of_ranks[0].path:
             # This rank had no batch in which to log the metric.
-            metric = entry.metric = self._module.get_submodule(found[0].path)
+            metric = entry.metric = self._module.get_submodule(of_ranks[0].path)
             self._of_other_ranks.append(metric)
         if metric is None:
             return None
-        alone = len(found) < self._group.world.size and not found[0].path
+        alone = len(of_ranks) < self._group.world.size and not of_ranks[0].path
         own, synced = {name: getattr(metric, name) for name in metric._defaults}, metric._to_sync
-        if not alone and would_deadlock(metric, [summary.items for summary in found], self._group.world.size):
+        if not alone and would_deadlock(metric, [summary.items for summary in of_ranks], self._group.world.size):
             states = self._group.gather({name: to_device(value, CPU) for name, value in own.items()})
             for name, value in gathered(states, metric._reductions).items():
                 setattr(metric, name, to_device(value, metric.device))
@@ -307,8 +302,8 @@ class MetricLog:
             for entry in entries:
                 if entry.sync_dist:
                     kind = reduction_name(entry.reduce_fx) or "mean"
-                    found = [Part(ranks[entry.name], 1.0) for ranks in everyone if entry.name in ranks]
-                    entry.synced = reduced(kind, merge(kind, found))
+                    parts = [Part(ranks[entry.name], 1.0) for ranks in everyone if entry.name in ranks]
+                    entry.synced = reduced(kind, merge(kind, parts))
         pairs = zip(entries, values, strict=True)
         return [value if entry.synced is None else entry.synced for entry, value in pairs]
 

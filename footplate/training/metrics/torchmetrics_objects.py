@@ -28,9 +28,10 @@ def would_deadlock(metric: Any, items: list[dict[str, int]], ranks: int) -> bool
     if nested or type(metric)._sync_dist.__qualname__ != "Metric._sync_dist":
         return False
     items = [*items, *[{}] * (ranks - len(items))]
-    for name in dict.fromkeys(name for one in items for name in one):
-        counts = {one.get(name, 0) for one in items}
-        joined = "cat" in getattr(metric._reductions[name], "__name__", "")  # to one tensor before it is gathered
+    for name in dict.fromkeys(name for of_rank in items for name in of_rank):
+        counts = {of_rank.get(name, 0) for of_rank in items}
+        # A "cat" state is joined to one tensor before it is gathered.
+        joined = "cat" in getattr(metric._reductions[name], "__name__", "")
         if len(counts) > 1 and (not joined or 0 in counts):
             return True
     return False

@@ -46,9 +46,9 @@ def largest(
 
 def out_of_memory(error: BaseException) -> bool:
     """Return True if an exception says that the memory of a device, or of the host, is exhausted."""
-    said = str(error)
+    text = str(error)
     return isinstance(error, torch.OutOfMemoryError) or any(
-        all(word in said for word in words)
+        all(word in text for word in words)
         for words in (
             ("CUDA", "out of memory"),
             ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",),
@@ -61,11 +61,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 def most_rows(loaders: Any) -> float:
     """Return the largest number of rows that a batch of these loaders can have."""
-    found = []
+    sizes = []
     for loader in leaves_of(loaders):
         rows = getattr(loader, "table", None)
         try:
-            found.append(rows.num_rows if rows is not None else len(loader.dataset))
+            sizes.append(rows.num_rows if rows is not None else len(loader.dataset))
         except (AttributeError, TypeError, NotImplementedError):
             continue
-    return max(found, default=math.inf)
+    return max(sizes, default=math.inf)

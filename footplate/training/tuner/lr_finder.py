@@ -112,7 +112,9 @@ class RisingRate(Callback):
                 "optimisation."
             )
         own = {id(parameter) for parameter in pl_module.parameters()}
-        if any(id(one) not in own for group in trainer.optimizers[0].param_groups for one in group["params"]):
+        if any(
+            id(parameter) not in own for group in trainer.optimizers[0].param_groups for parameter in group["params"]
+        ):
             raise ConfigError(
                 "lr_find(): configure_optimizers() gives an optimizer of parameters that aren't those of self, so that the "
                 "search would change the model. Use self.parameters() there."
@@ -130,10 +132,12 @@ class RisingRate(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._batches += 1
         if self._batches >= self._finder.num_training * trainer.accumulate_grad_batches:
-            trainer.should_stop = True  # skipped steps don't count, so `max_steps` may never be reached
+            # Skipped steps don't count, so `max_steps` may never be reached.
+            trainer.should_stop = True
         step = trainer.global_step
         if step == len(self.rates):
-            return  # inside an accumulation window
+            # This batch is inside an accumulation window.
+            return
         self.rates.append(self._finder.rate(step - 1))
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is None:

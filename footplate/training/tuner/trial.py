@@ -48,9 +48,11 @@ def trial(
         held.callback(shutil.rmtree, directory, ignore_errors=True)
         held.enter_context(_as_before(model, datamodule, loaders))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the user's trainer has given them already
+            # The user's trainer has given these warnings already.
+            warnings.simplefilter("ignore")
             trainer_copy = Trainer(**vars(config))
-        trainer_copy.run.launch_id = "search"  # so that a job doesn't count this fit
+        # A launch id of its own keeps a job from counting this fit.
+        trainer_copy.run.launch_id = "search"
         yield trainer_copy, _copied(model), _apart(loaders)
 
 
@@ -65,6 +67,7 @@ def _as_before(model: Any, datamodule: Any, loaders: Any) -> Iterator[None]:
     fields = None if datamodule is None else dict(vars(datamodule))
     hparams = copy.copy(getattr(datamodule, "hparams", None))
     samplers = [_state_of(sampler) for sampler in _samplers(loaders)]
+
     devices = [
         (tensor, tensor.device) for tensor in (*model.parameters(), *model.buffers()) if tensor.device.type != "cpu"
     ]
@@ -96,7 +99,8 @@ def _copied(model: Any) -> Any:
     """
     try:
         copied = copy.deepcopy(model)
-    except Exception as error:  # any exception of the user's code
+    except Exception as error:
+        # The user's code may raise any exception.
         raise ConfigError(
             f"{type(model).__name__} can't be copied ({error}), so that a search can't leave it as it is. A tensor that "
             "depends on others, a lock or an open file as an attribute can't be."
@@ -124,14 +128,14 @@ def _apart(loaders: Any) -> Any:
 
 def _samplers(loaders: Any) -> list[Any]:
     """Return the samplers and generators of torch DataLoaders, which an epoch changes."""
-    found: list[Any] = []
+    samplers: list[Any] = []
     for loader in leaves_of(loaders) if holds_loaders(loaders) else [loaders]:
         batch_sampler = getattr(loader, "batch_sampler", None)
         for owner in (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
             generator = getattr(owner, "generator", None)
-            found += [] if owner is None or owner is loader else [owner]
-            found += [generator] if isinstance(generator, torch.Generator) else []
-    return found
+            samplers += [] if owner is None or owner is loader else [owner]
+            samplers += [generator] if isinstance(generator, torch.Generator) else []
+    return samplers
 
 
 def _state_of(sampler: Any) -> Callable[[], Any]:

@@ -56,8 +56,8 @@ class Tuner:
         Args:
             model: see `Trainer.fit`.
             train_dataloaders: see `Trainer.fit`.
-            val_dataloaders: accepted for Lightning's sake. A search doesn't validate.
-            dataloaders: accepted for Lightning's sake. Must be None.
+            val_dataloaders: accepted for compatibility. A search doesn't validate.
+            dataloaders: accepted for compatibility. Must be None.
             datamodule: see `Trainer.fit`.
             method: "fit".
             min_lr: the learning rate of the first step.
@@ -84,12 +84,16 @@ class Tuner:
             log.warning("fast_dev_run: the search for a learning rate is skipped.")
             return None
         train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule)
-        name = attr_name or next((one for one in ("lr", "learning_rate") if holders(model, datamodule, one)), "")
+
+        name = attr_name or next(
+            (candidate for candidate in ("lr", "learning_rate") if holders(model, datamodule, candidate)), ""
+        )
         if update_attr and not (name and holders(model, datamodule, name)):
             raise ConfigError(
                 f"lr_find(): {type(model).__name__} has no {attr_name or 'lr or learning_rate'}, neither as an attribute "
                 "nor in its hparams. Give the name of its attribute (attr_name=…), or use update_attr=False."
             )
+
         finder = LRFinder(mode, min_lr, max_lr, num_training)
         probe = RisingRate(finder, early_stop_threshold)
         limits = {"max_steps": num_training, "limit_val_batches": 0}
@@ -102,6 +106,7 @@ class Tuner:
         finder.results = {"lr": probe.rates, "loss": probe.losses}
         if len(probe.losses) < num_training:
             log.info("The search ended after %d of %d steps.", len(probe.losses), num_training)
+
         suggested = finder.suggestion() if update_attr else None
         if suggested is not None:
             _set(model, datamodule, name, suggested)
@@ -129,7 +134,7 @@ class Tuner:
         Args:
             model: see `Trainer.fit`. It or the data module makes the loaders, with the attribute as their batch size.
             train_dataloaders: a data module may be given here.
-            val_dataloaders: accepted for Lightning's sake. Must be None.
+            val_dataloaders: accepted for compatibility. Must be None.
             dataloaders: for a method other than "fit", a data module may be given here.
             datamodule: see `Trainer.fit`.
             method: "fit", "validate", "test" or "predict".
@@ -159,9 +164,9 @@ class Tuner:
             return None
         if self._trainer.ranks_asked > 1 or self._trainer.world.size > 1:
             raise ConfigError("scale_batch_size(): the trainer has several ranks. Search with Trainer(devices=1).")
-        given, datamodule = split_datamodule(train_dataloaders if method == "fit" else dataloaders, datamodule)
+        loaders, datamodule = split_datamodule(train_dataloaders if method == "fit" else dataloaders, datamodule)
         hook = f"{LOADERS.get(method, 'train')}_dataloader"
-        if given is not None or val_dataloaders is not None:
+        if loaders is not None or val_dataloaders is not None:
             raise ConfigError(
                 f"scale_batch_size(): loaders that are made already have their batch size. Define {hook}() in the model "
                 f"or in a data module, with self.{batch_arg_name} as the batch size."
@@ -206,12 +211,12 @@ class Tuner:
 def holders(model: Any, datamodule: Any, name: str) -> list[Any]:
     """Return the objects that have an attribute (or a key) of that name: model, data module, and their `hparams`."""
     owners = [owner for owner in (model, datamodule) if owner is not None]
-    found = [owner for owner in owners if hasattr(owner, name)]
+    owning = [owner for owner in owners if hasattr(owner, name)]
     for owner in owners:
         hparams = getattr(owner, "hparams", None)
         if hparams is not None and (name in hparams if isinstance(hparams, Mapping) else hasattr(hparams, name)):
-            found.append(hparams)
-    return found
+            owning.append(hparams)
+    return owning
 
 
 def _set(model: Any, datamodule: Any, name: str, value: Any) -> None:

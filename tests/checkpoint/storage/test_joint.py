@@ -79,5 +79,5 @@ def test_a_part_that_comes_late_is_waited_for_though_in_haste(tmp_path):
 def test_what_a_killed_save_has_left_is_swept_away(tmp_path):
     joint.write_part(tmp_path / "a.ckpt", joint.begin(tmp_path / "a.ckpt"), NAMES[0], state(1))
     assert list(tmp_path.iterdir())
-    checkpoint.sweep(tmp_path)
+    checkpoint.clean_up(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -45,7 +45,7 @@ def killed_before(number: int, work: Callable[[], None]) -> bool:
 def save(directory: Path, number: int, same: bool) -> None:
     """Save like a callback that keeps the latest checkpoint, under a new name or always the same one."""
     path = directory / ("a.ckpt" if same else f"{number}.ckpt")
-    checkpoint.sweep(directory)
+    checkpoint.clean_up(directory)
     older = [one for one in checkpoint.find(directory) if one != path]
     checkpoint.save({"state_dict": {"w": torch.full((10,), number)}, "number": number}, path, {"number": number})
     checkpoint.point(directory / checkpoint.LAST, path)
@@ -57,7 +57,7 @@ def check(directory: Path, done: int, begun: int) -> None:
     """Check the directory after `done` finished saves, when save `begun` has possibly begun."""
     for swept in (False, True):
         if swept:
-            checkpoint.sweep(directory)
+            checkpoint.clean_up(directory)
         assert all(map(checkpoint.is_complete, checkpoint.find(directory)))
         found = checkpoint.newest([directory])
         if found is None:

@@ -179,7 +179,7 @@ def test_what_killed_uploads_and_deletions_leave_is_swept_and_nothing_else(remot
     put(f"{remote}/whole.ckpt/state-2.safetensors")  # a replacement that was killed
     put(f"{remote}/new.ckpt/state-3.safetensors")  # a first write that was killed
     put(f"{remote}/mine/notes.txt")
-    checkpoint.sweep(remote)
+    checkpoint.clean_up(remote)
     left = [name for name in names(remote) if name != "state"]
     assert left == ["mine/notes.txt", "whole.ckpt/meta.json"]
     assert checkpoint.load(f"{remote}/whole.ckpt")["x"] == 1
@@ -203,7 +203,7 @@ def test_a_copy_of_a_local_checkpoint_is_one(s3, tmp_path):
     for file in (tmp_path / "a.ckpt").iterdir():
         put(f"{s3}/a.ckpt/{file.name}", file.read_bytes())
     assert checkpoint.load(f"{s3}/a.ckpt")["x"] == 7
-    checkpoint.sweep(s3)
+    checkpoint.clean_up(s3)
     assert checkpoint.load(f"{s3}/a.ckpt")["x"] == 7
 
 
@@ -286,7 +286,7 @@ WRITES = """
     directory, same = sys.argv[1], sys.argv[2] == "same"
     writer = CheckpointWriter()
     weights = torch.zeros(1 << 18)
-    checkpoint.sweep(directory)
+    checkpoint.clean_up(directory)
     older = checkpoint.newest([directory])
     number = 0 if older is None else checkpoint.read_meta(older)["number"]
     for number in range(number + 1, 10_000):
@@ -312,7 +312,7 @@ def test_killed_at_any_moment_of_an_upload_what_is_left_is_whole(mode, s3, tmp_p
         os.kill(process.pid, signal.SIGKILL)
         said = [first, *map(int, process.communicate()[0].split())]
 
-        checkpoint.sweep(s3)
+        checkpoint.clean_up(s3)
         state = checkpoint.load(checkpoint.newest([s3]))
         assert state["state_dict"]["w"].eq(state["number"]).all()
         assert state["number"] >= said[-1], "a checkpoint that had been reported complete is gone"

@@ -13,7 +13,7 @@ def test_a_call_that_is_repeated_while_the_first_is_still_at_it_gets_the_same_an
     for one in calls:
         one.start()
     for text in (b"one", b"two"):
-        replica._said.put(Message("output", text))
+        replica._messages.put(Message("output", text))
     for one in calls:
         one.join()
     while len(heard) < 4 and sum(len(said) for _, said in heard[1:]) < 2:  # what came too late for that answer

@@ -84,7 +84,7 @@ def test_every_operation_has_samples():
     elsewhere = {aten.native_dropout.default, operator.getitem, ours.average.default, ours.extreme.default}
     lowered = {str(operation) for operation in LOWERINGS}
     tried = {str(operation) for operation in (*SAMPLES, *UNDEFINED, *RANDOM, *elsewhere)}
-    assert not lowered - tried, "give these operations samples in tests/xla/samples.py"
+    assert not lowered - tried, "give these operations samples in tests/step/xla/samples.py"
     assert not tried - lowered, "these samples are of operations that have no lowering"
 
 

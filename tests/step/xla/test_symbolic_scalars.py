@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 import footplate as fp
 from footplate.step.xla.capture import Captured, CaptureError, capture_evaluation, capture_training
-from footplate.step.xla.capture.arithmetic import Number, pythons_functions
-from footplate.step.xla.capture.symbolic_scalars import Counters, Present
+from footplate.step.xla.capture.arithmetic import Number, Present, pythons_functions
+from footplate.step.xla.capture.symbolic_scalars import Counters
 from step.xla.trained import Steady, equal, worst
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not attached to a Trainer")

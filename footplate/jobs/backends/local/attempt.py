@@ -23,7 +23,8 @@ from footplate.jobs.supervision.logfiles import Writer
 from footplate.launch.failure import Failure
 from footplate.launch.process_lifetime import die_with, kill_group, kill_marked
 
-PIECE = 1 << 16  # bytes read at once
+# Number of bytes that are read at once.
+PIECE = 1 << 16
 JOB_ID = "FOOTPLATE_JOB_ID"
 # Pieces of output to read after a process has ended. Its children may write for ever.
 _LEFT = 1024

@@ -64,7 +64,7 @@ def shortages(wanted: Resources, machine: Resources) -> list[str]:
         (wanted.gpus, machine.gpus, "accelerators"),
         (wanted.memory_gb, machine.memory_gb, "GB of memory"),
     ]
-    short = [f"{wanted:g} {what} (this machine has {has:g})" for wanted, has, what in pairs if wanted > has]
+    short = [f"{wanted:g} {unit} (this machine has {has:g})" for wanted, has, unit in pairs if wanted > has]
     if not short:
         return []
     return [f"The spec asks for {', '.join(short)}. The job uses all that this machine has, when that is free."]
@@ -95,15 +95,15 @@ def share_devices(devices: Sequence[int], roles: Sequence[Role]) -> Iterator[tup
 
 
 def _setting(name: str, expected: str) -> float | None:
-    given = os.environ.get(name)
-    if not given:
+    text = os.environ.get(name)
+    if not text:
         return None
     try:
-        number = float(given)
+        number = float(text)
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise ConfigError(f'{name}="{given}": expected {expected}.')
+        raise ConfigError(f'{name}="{text}": expected {expected}.')
     return number
 
 

@@ -53,7 +53,8 @@ class Meter:
         if now < self._due:
             return
         self._due = now + max(FIRST_S, (now - self._began) * SHARE)
-        with contextlib.suppress(OSError):  # the disk may be full for a while
+        # The disk may be full for a while.
+        with contextlib.suppress(OSError):
             head = "" if self._path.exists() else f"{','.join(self._columns())}\n"
             row = ",".join(self._row(pids, now - self._sampled))
             with self._path.open("a") as file:
@@ -61,7 +62,7 @@ class Meter:
         self._sampled = now
 
     def _columns(self) -> list[str]:
-        gpus = [f"gpu{gpu}_{what}" for gpu in self._gpus for what in ("busy", "memory_bytes")]
+        gpus = [f"gpu{gpu}_{quantity}" for gpu in self._gpus for quantity in ("busy", "memory_bytes")]
         return ["time", "cpus", "memory_bytes", *gpus]
 
     def _row(self, pids: Sequence[int], since_s: float) -> list[str]:

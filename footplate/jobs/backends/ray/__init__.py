@@ -58,11 +58,11 @@ class Ray:
             ConfigError: it is another kind of address, or contains a secret.
         """
         names = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-        given = options.get("address") or next((os.environ[name] for name in names if os.environ.get(name)), "auto")
-        address = USUAL if given in ("auto", "local") else given.rstrip("/")
+        requested = options.get("address") or next((os.environ[name] for name in names if os.environ.get(name)), "auto")
+        address = USUAL if requested in ("auto", "local") else requested.rstrip("/")
         if not address.startswith(("http://", "https://")):
             raise ConfigError(
-                f"{given}: expected the address of a Ray cluster's dashboard, such as "
+                f"{requested}: expected the address of a Ray cluster's dashboard, such as "
                 "http://10.0.0.1:8265. Give it with --address, or as RAY_API_SERVER_ADDRESS."
             )
         if "@" in urlsplit(address).netloc:
@@ -96,7 +96,7 @@ class Ray:
         return [*resources.shortages(needs, nodes), *request.notices(resolved, len(nodes))]
 
     def needs(self, resolved: ResolvedJob) -> Resources:
-        """Nothing: the job runs elsewhere."""
+        """The resources of this machine that the job needs: none, since it runs elsewhere."""
         return Resources()
 
     def request(
@@ -147,7 +147,7 @@ def _attempt(task: Task, begun: bool = False) -> RayAttempt:
         document = request.document(task.job.id, task.attempt, task.execution, task.job.spec, variables)
         return request.submission(document, task.job.labels, str(path))
 
-    count = sum(one.count for one in task.execution.replicas)
+    count = sum(replica.count for replica in task.execution.replicas)
     return RayAttempt(
         task.execution.place["address"], task.key, task.attempt, task.folder, count, arguments,
         lambda: path.unlink(missing_ok=True), begun,

@@ -223,7 +223,8 @@ class _Log:
 
     def __init__(self, path: Path) -> None:
         self._writer = Writer(path)
-        self._heard = 0  # bytes
+        # Number of bytes of the log that were read.
+        self._heard = 0
 
     def restart(self) -> None:
         self._heard = 0

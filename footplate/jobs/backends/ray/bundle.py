@@ -44,10 +44,10 @@ def pack(digest: str, home: Path, path: Path, key: str) -> None:
     archive = stored(digest, home).path
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".zip")
     try:
-        with os.fdopen(handle, "wb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
-            made.writestr(_entry("attempt.txt"), key)
+        with os.fdopen(handle, "wb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as bundle:
+            bundle.writestr(_entry("attempt.txt"), key)
             for name, source in ((PACKAGE, archive), *_own_files()):
-                made.writestr(_entry(name), source.read_bytes(), zipfile.ZIP_DEFLATED)
+                bundle.writestr(_entry(name), source.read_bytes(), zipfile.ZIP_DEFLATED)
         if (size := Path(draft).stat().st_size) > MAX_BYTES:
             raise ConfigError(
                 f"The package has {size / 2**20:.0f} MiB, and Ray accepts at most {MAX_BYTES // 2**20} MiB. Keep data "

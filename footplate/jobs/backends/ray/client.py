@@ -60,12 +60,14 @@ class Client:
     def info(self, key: str) -> Info | None:
         """The state of a job; None if Ray doesn't know this key."""
         try:
-            found = self._call("get_job_info", key)
+            details = self._call("get_job_info", key)
         except Refused as error:
             if "status code 404" in str(error):
                 return None
             raise Away(str(error)) from None
-        return Info(str(found.status.value), found.message or "", found.driver_exit_code, found.error_type or "")
+        return Info(
+            str(details.status.value), details.message or "", details.driver_exit_code, details.error_type or ""
+        )
 
     def submit(self, arguments: Mapping[str, Any]) -> None:
         """Submit a job. An existing job of this key stays as it is.
@@ -107,10 +109,10 @@ class Client:
         request = urllib.request.Request(f"{self.address}/api/v0/nodes?limit=10000&detail=1")
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                found = json.load(answer)["data"]["result"]["result"]
+                nodes = json.load(answer)["data"]["result"]["result"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Away(_line(error)) from None
-        return {node["node_id"]: node["resources_total"] or {} for node in found if node["state"] == "ALIVE"}
+        return {node["node_id"]: node["resources_total"] or {} for node in nodes if node["state"] == "ALIVE"}
 
     def _client(self) -> Any:
         if self._kept is None:

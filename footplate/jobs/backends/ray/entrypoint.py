@@ -74,7 +74,8 @@ class Replica:
     answer: int = 0
     heard: float = 0.0
     last: bytes = b""
-    rest: bytes = b""  # an unfinished line
+    # The beginning of a line whose end hasn't arrived.
+    rest: bytes = b""
     rest_since: float = 0.0
     lost: Lost | None = None
     over: bool = False
@@ -92,13 +93,13 @@ class EntryPoint:
         self._ray = ray
         self._task = task
         self._execution = Execution.from_dict(task["plan"])
-        self._needs = tuple(resources.Need(**one) for one in task["needs"])
+        self._needs = tuple(resources.Need(**need) for need in task["needs"])
         self._replicas: list[Replica] = []
         self._verdict = Verdict()
         self._kill_at = float("inf")
         self._killed = False
         self._stopping = False
-        self._said = time.monotonic()
+        self._written_at = time.monotonic()
         # True after SIGTERM.
         self.told = False
 
@@ -141,7 +142,8 @@ class EntryPoint:
             self._say_alive()
             nodes = self._nodes()
             now = resources.bundles(self._needs, nodes)
-            if now != asked:  # nodes were added or lost
+            # Nodes were added or lost.
+            if now != asked:
                 remove_placement_group(group)
                 asked, group = now, placement_group(now, strategy="PACK")
         self._place_actors(group, asked)
@@ -156,17 +158,19 @@ class EntryPoint:
                 num_gpus=bundle.get("GPU", 0),
                 resources={name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
-                max_concurrency=5,  # run, clean, send_signal, and poll, also a repeated one
+                # Five calls at once: run, clean, send_signal, poll, and a repeated poll.
+                max_concurrency=5,
                 max_restarts=0,
             )
             self._replicas.append(Replica(replica.role, replica.index, actor.remote()))
 
     def _begin(self) -> None:
         """Get addresses from all nodes, and begin all processes."""
-        places = self._ray.get([replica.actor.node_and_addresses.remote(2) for replica in self._replicas])
-        addresses, rendezvous = [found[0] for _, found in places], places[0][1][1]
-        for replica, (node, _) in zip(self._replicas, places, strict=True):
+        replies = self._ray.get([replica.actor.node_and_addresses.remote(2) for replica in self._replicas])
+        addresses, rendezvous = [node_addresses[0] for _, node_addresses in replies], replies[0][1][1]
+        for replica, (node, _) in zip(self._replicas, replies, strict=True):
             replica.node = node
+
         attempt = self._task["attempt"]
         described = processes(cast("Any", self._execution), addresses, rendezvous, attempt - 1, self._execution.job_dir)
         common = {
@@ -175,6 +179,7 @@ class EntryPoint:
             "FOOTPLATE_JOB_ID": self._task["job"],
             "FOOTPLATE_JOB_ATTEMPT": str(attempt),
         }
+
         has_gpus = [need.gpus > 0 for need in self._needs for _ in range(need.count)]
         self._event("placed", nodes={replica.source: replica.node for replica in self._replicas})
         for replica, process, alone in zip(self._replicas, described, has_gpus, strict=True):
@@ -287,7 +292,7 @@ class EntryPoint:
 
     def _quiet(self) -> bool:
         """Return True if nothing was written for so long that a heartbeat is due."""
-        return time.monotonic() - self._said > ALIVE_S
+        return time.monotonic() - self._written_at > ALIVE_S
 
     def _event(self, name: str, **values: Any) -> None:
         self._write(event(name, at=time.time(), **values))
@@ -295,7 +300,7 @@ class EntryPoint:
     def _write(self, data: bytes) -> None:
         if not data:
             return
-        self._said = time.monotonic()
+        self._written_at = time.monotonic()
         while data:
             data = data[os.write(sys.stdout.fileno(), data) :]
 

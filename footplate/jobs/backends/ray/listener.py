@@ -101,7 +101,8 @@ class Listener:
     def close(self) -> None:
         """Stop listening. The job goes on."""
         self._closed.set()
-        self._thread.join(1.0)  # it may be waiting for the network
+        # The thread may be waiting for the network.
+        self._thread.join(1.0)
 
     def _run(self) -> None:
         pause_s = 1.0
@@ -112,7 +113,8 @@ class Listener:
             except Refused as error:
                 self._say(NotTaken(f"Ray refuses it: {error}"))
                 return
-            except FootplateError as error:  # the job can't be sent
+            except FootplateError as error:
+                # The job can't be sent.
                 self._say(NotTaken(str(error)))
                 return
             except Exception as error:
@@ -186,13 +188,13 @@ class Listener:
                 if self._closed.is_set():
                     return
 
-    def _offer(self, what: Heard) -> bool:
+    def _offer(self, event: Heard) -> bool:
         try:
-            self.heard.put(what, timeout=POLL_S)
+            self.heard.put(event, timeout=POLL_S)
         except queue.Full:
             return False
         return True
 
-    def _say(self, what: Heard) -> None:
-        while not self._closed.is_set() and not self._offer(what):
+    def _say(self, event: Heard) -> None:
+        while not self._closed.is_set() and not self._offer(event):
             pass

@@ -46,11 +46,11 @@ def decode(line: str) -> tuple[str, bytes] | None:
     >>> decode("master-0| one"), decode(r"worker-1+ two\r")
     (('master-0', b'one\n'), ('worker-1', b'two\r'))
     """
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         return None
-    end = "\n" if found[2] == "|" else ""
-    return found[1], (_ESCAPED.sub(_unescape, found[3]) + end).encode("utf-8", "surrogateescape")
+    end = "\n" if match[2] == "|" else ""
+    return match[1], (_ESCAPED.sub(_unescape, match[3]) + end).encode("utf-8", "surrogateescape")
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str]]:
@@ -62,15 +62,15 @@ def _pieces(text: str) -> Iterator[tuple[str, str]]:
             yield body[at : at + LONGEST], "|" if at == starts[-1] and body != line else "+"
 
 
-def _escape(found: re.Match[str]) -> str:
-    character = found[0]
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
     if character in "\\\r":
         return "\\\\" if character == "\\" else "\\r"
     return f"\\x{ord(character) - 0xDC00:02x}"
 
 
-def _unescape(found: re.Match[str]) -> str:
-    code = found[1]
+def _unescape(match: re.Match[str]) -> str:
+    code = match[1]
     if code.startswith("x"):
         return chr(0xDC00 + int(code[1:], 16))
     return "\r" if code == "r" else "\\"

@@ -32,7 +32,8 @@ from footplate.launch.process_lifetime import die_with, kill_group
 if TYPE_CHECKING:
     from footplate.jobs.home import Home
 
-PIECE = 1 << 15  # bytes
+# Number of bytes that are read at once.
+PIECE = 1 << 15
 ANSWER_S = 1.0
 # Messages that wait to be fetched.
 _HELD = 16
@@ -84,7 +85,7 @@ class ReplicaActor:
     """Runs a replica. Each call of a method runs in its own thread."""
 
     def __init__(self) -> None:
-        self._said: queue.Queue[Message] = queue.Queue(_HELD)
+        self._messages: queue.Queue[Message] = queue.Queue(_HELD)
         self._answer: tuple[int, list[Message]] = (0, [])
         # A call whose connection broke may still run when it is repeated.
         self._polling = threading.Lock()
@@ -104,9 +105,9 @@ class ReplicaActor:
         try:
             self._run(task)
         except FootplateError as error:
-            self._said.put(Message("refused", text=str(error), mistake=True))
+            self._messages.put(Message("refused", text=str(error), mistake=True))
         except Exception as error:
-            self._said.put(Message("refused", text=f"{type(error).__name__}: {error}"))
+            self._messages.put(Message("refused", text=f"{type(error).__name__}: {error}"))
 
     def poll(self, last: int) -> tuple[int, list[Message]]:
         """Return the messages after answer `last`, and the new answer's number. Waits for `ANSWER_S` at most."""
@@ -132,12 +133,12 @@ class ReplicaActor:
         clean_node(Home.from_env())
 
     def _next(self) -> list[Message]:
-        found: list[Message] = []
+        messages: list[Message] = []
         with contextlib.suppress(queue.Empty):
-            found.append(self._said.get(timeout=ANSWER_S))
-            while len(found) < _HELD:
-                found.append(self._said.get_nowait())
-        return found
+            messages.append(self._messages.get(timeout=ANSWER_S))
+            while len(messages) < _HELD:
+                messages.append(self._messages.get_nowait())
+        return messages
 
     def _run(self, task: ReplicaTask) -> None:
         from ray.util import get_node_ip_address
@@ -147,23 +148,24 @@ class ReplicaActor:
 
         home = Home.from_env()
         archive = Path(task.package).absolute()
-        installed = install(Snapshot(task.digest, archive, ()), home.root, cast("TextIO", _Preparing(self._said)))
+        installed = install(Snapshot(task.digest, archive, ()), home.root, cast("TextIO", _Preparing(self._messages)))
         try:
-            with _directory(task, home) as place:
+            with _directory(task, home) as directory:
                 command = [str(installed.python), "-P", *task.arguments]
-                self._look_after(command, _variables(task, installed.env, get_node_ip_address()), place)
+                self._look_after(command, _variables(task, installed.env, get_node_ip_address()), directory)
         finally:
             installed.release()
 
-    def _look_after(self, command: Sequence[str], variables: Mapping[str, str], place: Path) -> None:
+    def _look_after(self, command: Sequence[str], variables: Mapping[str, str], directory: Path) -> None:
         if self._told is not None:
-            self._said.put(Message("ended", code=-self._told))
+            self._messages.put(Message("ended", code=-self._told))
             return
+
         ours, theirs = os.pipe()
         actor = os.getpid()
         try:
             process = self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=dict(variables), cwd=place,
+                command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=dict(variables), cwd=directory,
                 start_new_session=True, preexec_fn=lambda: die_with(actor),
             )  # fmt: skip
         except OSError:
@@ -171,9 +173,12 @@ class ReplicaActor:
             raise
         finally:
             os.close(theirs)
-        self._said.put(Message("began"))
-        if self._told is not None:  # the signal came meanwhile
+
+        self._messages.put(Message("began"))
+        # The signal came while the program was being started.
+        if self._told is not None:
             self.send_signal(self._told)
+
         os.set_blocking(ours, False)
         with os.fdopen(ours, "rb", buffering=0) as pipe, selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
@@ -187,28 +192,30 @@ class ReplicaActor:
                     selector.unregister(pipe)
             if ended is not None:
                 os.close(ended)
+
+            # Children of the program may still hold the pipe. Pass on what they have written, within limits.
             kill_group(process.pid)
             for _ in range(_LEFT):
                 if not self._pass_on(pipe):
                     break
-        self._said.put(Message("ended", code=process.returncode))
+        self._messages.put(Message("ended", code=process.returncode))
 
     def _pass_on(self, pipe: io.FileIO) -> bool:
         """Pass on a piece of output. Returns True if there was one."""
         data = pipe.read(PIECE)
         if data:
-            self._said.put(Message("output", data))
+            self._messages.put(Message("output", data))
         return bool(data)
 
 
 class _Preparing(io.TextIOBase):
     """The log of the installation. It becomes messages."""
 
-    def __init__(self, said: queue.Queue[Message]) -> None:
-        self._said = said
+    def __init__(self, messages: queue.Queue[Message]) -> None:
+        self._messages = messages
 
     def write(self, text: str) -> int:
-        self._said.put(Message("prepare", text.encode()))
+        self._messages.put(Message("prepare", text.encode()))
         return len(text)
 
 
@@ -218,7 +225,7 @@ def _variables(task: ReplicaTask, installed: Mapping[str, str], address: str) ->
     from footplate.launch.rendezvous import interface
 
     before = {**process_env.lasting(os.environ), **process_env.credentials(os.environ)}
-    found = {
+    variables = {
         **before,
         **task.environment,
         **installed,
@@ -228,8 +235,8 @@ def _variables(task: ReplicaTask, installed: Mapping[str, str], address: str) ->
     network = interface(address)
     # Otherwise gloo uses the address of the node's name, which other nodes may not reach.
     if network:
-        found.setdefault("GLOO_SOCKET_IFNAME", network)
-    return found
+        variables.setdefault("GLOO_SOCKET_IFNAME", network)
+    return variables
 
 
 @contextlib.contextmanager
@@ -237,16 +244,18 @@ def _directory(task: ReplicaTask, home: Home) -> Iterator[Path]:
     """The directory of the submission, if the node has it; otherwise a directory of the attempt, locked while in use."""
     from footplate.jobs.package.environment_locks import Hold
 
-    place = Path(task.directory)
-    if place.is_dir():
-        yield place
+    directory = Path(task.directory)
+    if directory.is_dir():
+        yield directory
         return
-    place = home.guest(task.key)
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    hold = Hold(place.with_suffix(".lock"))
+    directory = home.guest(task.key)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    hold = Hold(directory.with_suffix(".lock"))
     try:
-        yield place
+        yield directory
     finally:
-        with contextlib.suppress(OSError):  # the program may have deleted it
-            os.utime(place)  # the time of its last use
+        # The program may have deleted its directory.
+        with contextlib.suppress(OSError):
+            # The modification time is the time of its last use.
+            os.utime(directory)
         hold.release()

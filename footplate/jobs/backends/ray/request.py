@@ -110,7 +110,7 @@ def document(
         "key": f"{job}-{attempt}",
         # Without the paths of this machine.
         "plan": {**execution.to_dict(), "python": "", "library": "", "place": {}},
-        "needs": [asdict(one) for one in resources.needs(spec["replicas"])],
+        "needs": [asdict(need) for need in resources.needs(spec["replicas"])],
         "variables": portable(variables),
         "grace_s": GRACE_S,
     }

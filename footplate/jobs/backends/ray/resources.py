@@ -65,14 +65,20 @@ class Need:
 
 def needs(replicas: Sequence[Mapping[str, Any]]) -> tuple[Need, ...]:
     """The needs of a resolved job's replicas, given as in `ResolvedJob.to_dict`."""
-    found = []
-    for one in replicas:
-        accelerator = one.get("accelerator") or {}
+    wanted = []
+    for replica in replicas:
+        accelerator = replica.get("accelerator") or {}
         kind = KINDS.get(accelerator.get("type", ""))
-        found.append(
-            Need(one["role"], one["count"], one.get("vcpus") or 1.0, accelerator.get("count", 0) if kind else 0, kind)
+        wanted.append(
+            Need(
+                replica["role"],
+                replica["count"],
+                replica.get("vcpus") or 1.0,
+                accelerator.get("count", 0) if kind else 0,
+                kind,
+            )
         )
-    return tuple(found)
+    return tuple(wanted)
 
 
 def bundles(wanted: Sequence[Need], nodes: Nodes) -> list[Bundle]:
@@ -80,17 +86,17 @@ def bundles(wanted: Sequence[Need], nodes: Nodes) -> list[Bundle]:
     most = max((has.get("CPU", 0.0) for has in nodes.values()), default=0.0) or float("inf")
     share = 1.0
     while share >= _SMALLEST:
-        asked = [bundle for one in wanted for bundle in [one.bundle(most, share)] * one.count]
+        asked = [bundle for need in wanted for bundle in [need.bundle(most, share)] * need.count]
         if holds(nodes, asked):
             return asked
         share /= 2
-    return [bundle for one in wanted for bundle in [one.bundle(most)] * one.count]
+    return [bundle for need in wanted for bundle in [need.bundle(most)] * need.count]
 
 
 def holds(nodes: Nodes, asked: Sequence[Bundle]) -> bool:
     """Return True if the idle nodes could hold all of these at once. The largest are placed first."""
     left = [dict(has) for has in nodes.values()]
-    for bundle in sorted(asked, key=lambda one: (-one.get("GPU", 0), -one["CPU"])):
+    for bundle in sorted(asked, key=lambda bundle: (-bundle.get("GPU", 0), -bundle["CPU"])):
         for has in left:
             if all(has.get(name, 0.0) >= amount - 1e-9 for name, amount in bundle.items()):
                 for name, amount in bundle.items():
@@ -103,18 +109,18 @@ def holds(nodes: Nodes, asked: Sequence[Bundle]) -> bool:
 
 def shortages(wanted: Sequence[Need], nodes: Nodes) -> Iterator[str]:
     """Explain what the cluster lacks compared with the spec, and the consequence; one sentence each."""
-    for one in wanted:
-        if one.gpus and not holds(nodes, [one.bundle(share=0.0)]):
+    for need in wanted:
+        if need.gpus and not holds(nodes, [need.bundle(share=0.0)]):
             yield (
-                f"No node of the Ray cluster has {one.gpus} {one.kind} for {one}. The job waits until there is one. "
+                f"No node of the Ray cluster has {need.gpus} {need.kind} for {need}. The job waits until there is one. "
                 f"It has {words(nodes)}."
             )
-    whole = [bundle for one in wanted for bundle in [one.bundle()] * one.count]
+    whole = [bundle for need in wanted for bundle in [need.bundle()] * need.count]
     asked = bundles(wanted, nodes)
     if asked != whole:
-        declared, given = (sum(bundle["CPU"] for bundle in some) for some in (whole, asked))
+        declared, taken = (sum(bundle["CPU"] for bundle in some) for some in (whole, asked))
         yield (
-            f"The spec declares {declared:g} CPU, and the Ray cluster has {words(nodes)}. The job takes {given:g} CPU."
+            f"The spec declares {declared:g} CPU, and the Ray cluster has {words(nodes)}. The job takes {taken:g} CPU."
         )
 
 
@@ -126,9 +132,9 @@ def waiting(wanted: Sequence[Need], nodes: Nodes, free: Mapping[str, float]) -> 
         nodes: the cluster's nodes.
         free: the free resources of the whole cluster.
     """
-    for one in wanted:
-        if one.gpus and not holds(nodes, [one.bundle(share=0.0)]):
-            return f"waits for a node with {one.gpus} {one.kind}; the Ray cluster has {words(nodes)}"
+    for need in wanted:
+        if need.gpus and not holds(nodes, [need.bundle(share=0.0)]):
+            return f"waits for a node with {need.gpus} {need.kind}; the Ray cluster has {words(nodes)}"
     asked = bundles(wanted, nodes)
     if not holds(nodes, asked):
         listed = ", ".join(map(str, wanted))
@@ -149,12 +155,14 @@ def words(nodes: Nodes) -> str:
     """
     kinds: dict[str, int] = {}
     for has in nodes.values():
-        what = [f"{has.get('CPU', 0.0):g} CPU"]
+        parts = [f"{has.get('CPU', 0.0):g} CPU"]
         if has.get("GPU"):
             kind = next((name.partition(":")[2] for name in has if name.startswith("accelerator_type:")), "GPU")
-            what.append(f"{has['GPU']:g} {kind}")
-        kinds[", ".join(what)] = kinds.get(", ".join(what), 0) + 1
+            parts.append(f"{has['GPU']:g} {kind}")
+        kinds[", ".join(parts)] = kinds.get(", ".join(parts), 0) + 1
     return (
-        "; ".join(f"{'a node' if count == 1 else f'{count} nodes'} of {what}" for what, count in kinds.items())
+        "; ".join(
+            f"{'a node' if count == 1 else f'{count} nodes'} of {description}" for description, count in kinds.items()
+        )
         or "no node"
     )

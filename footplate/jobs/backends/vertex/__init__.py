@@ -77,7 +77,7 @@ class Vertex:
         return notes
 
     def needs(self, resolved: ResolvedJob) -> Resources:
-        """Nothing: the job runs elsewhere."""
+        """The resources of this machine that the job needs: none, since it runs elsewhere."""
         return Resources()
 
     def request(self, resolved: ResolvedJob, destination: Mapping[str, str], package: Snapshot) -> dict[str, Any]:
@@ -91,9 +91,9 @@ class Vertex:
         from footplate.jobs.backends.vertex.distributions import distributions
         from footplate.jobs.backends.vertex.request import path
 
-        found = distributions(package)
+        files = distributions(package)
         region = _region(resolved)
-        body = _body(resolved, destination, found, f"{resolved.name}-TIME", 1)
+        body = _body(resolved, destination, files, f"{resolved.name}-TIME", 1)
         return {"method": "POST", "url": endpoint("aiplatform", region) + path(destination, region), "body": body}
 
     def find(self, task: Task) -> CustomJob | None:
@@ -130,18 +130,18 @@ class Vertex:
         region = _region(resolved)
 
         def body() -> dict[str, Any]:
-            found = distributions(stored(task.execution.package, task.home.root))
-            made = _body(resolved, destination, found, task.job.id, task.attempt)
-            upload(found, destination["staging_bucket"])
-            return made
+            files = distributions(stored(task.execution.package, task.home.root))
+            content = _body(resolved, destination, files, task.job.id, task.attempt)
+            upload(files, destination["staging_bucket"])
+            return content
 
-        replica_ids = [(one.role, index) for one in resolved.replicas for index in range(one.count)]
+        replica_ids = [(replica.role, index) for replica in resolved.replicas for index in range(replica.count)]
         client = Client(destination["project"], region)
         return CustomJob(client, path(destination, region), task.key, task.folder, replica_ids, task.attempt, body)
 
 
 def _body(
-    resolved: ResolvedJob, destination: Mapping[str, str], found: list[Distribution], job_id: str, attempt: int
+    resolved: ResolvedJob, destination: Mapping[str, str], files: list[Distribution], job_id: str, attempt: int
 ) -> dict[str, Any]:
     from footplate.jobs.backends.vertex.request import body
 
@@ -153,7 +153,7 @@ def _body(
         "PYTHONUNBUFFERED": "1",
         **({"FOOTPLATE_JOB_DIR": resolved.job_dir} if resolved.job_dir else {}),
     }
-    *packages, launcher = [one.uri(destination["staging_bucket"]) for one in found]
+    *packages, launcher = [file.uri(destination["staging_bucket"]) for file in files]
     return body(resolved, packages, launcher, f"{job_id}-{attempt}", variables)
 
 

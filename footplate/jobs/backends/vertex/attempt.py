@@ -115,7 +115,7 @@ class CustomJob:
         self._final_at = 0.0
         self._new_at = 0.0
         self._asking, self._reading, self._again = PollTimer(STATE_S), PollTimer(OUTPUT_S), PollTimer(AGAIN_S)
-        self._said = ""
+        self._problem = ""
         now = time.time()
         self.processes = [Process(attempt, role, index, 0, 0.0, now) for role, index in replica_ids]
 
@@ -126,9 +126,9 @@ class CustomJob:
 
     @property
     def waits_for(self) -> str:
-        """Why the replicas haven't begun."""
+        """The reason why the replicas haven't begun."""
         if self._phase == "submitting":
-            return self._said
+            return self._problem
         return {
             "JOB_STATE_QUEUED": "is in Vertex AI's queue, until the project's quota has room for it",
             "JOB_STATE_PENDING": "waits at Vertex AI for its machines",
@@ -298,6 +298,6 @@ class CustomJob:
 
     def _say(self, text: str) -> None:
         """Write a problem into the supervisor's log, once."""
-        if text != self._said:
+        if text != self._problem:
             log.warning("%s: %s", self._key, text)
-        self._said = text
+        self._problem = text

@@ -36,10 +36,10 @@ class AttemptRecord:
     def read(cls, folder: Path) -> AttemptRecord:
         """Read the record in an attempt's folder; an empty one if there is none."""
         try:
-            found = json.loads((folder / FILE).read_text())
+            values = json.loads((folder / FILE).read_text())
         except FileNotFoundError:
             return cls()
-        return cls(**{**found, "known": tuple(found["known"])})
+        return cls(**{**values, "known": tuple(values["known"])})
 
     def write(self, folder: Path) -> None:
         """Write the record, completely or not at all."""

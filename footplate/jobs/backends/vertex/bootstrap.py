@@ -20,7 +20,7 @@ def variables(spec):
     cluster, task = spec.get("cluster", {}), spec.get("task", {})
     pool, index = task.get("type", "workerpool0"), int(task.get("index", 0))
     named = {ROLES[name]: list(hosts) for name, hosts in cluster.items() if name in ROLES and name != "workerpool3"}
-    found = {
+    environment = {
         "TF_CONFIG": json.dumps(
             {"cluster": named, "task": {"type": ROLES.get(pool, pool), "index": index}, "environment": "cloud"}
         )
@@ -29,11 +29,11 @@ def variables(spec):
     if workers and pool in ("workerpool0", "workerpool1"):
         rank = index + (len(masters) if pool == "workerpool1" else 0)
         address, _, port = masters[0].rpartition(":")
-        found.update(
+        environment.update(
             RANK=str(rank), WORLD_SIZE=str(len(masters) + len(workers)), LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
             NODE_RANK=str(rank), GROUP_RANK=str(rank), MASTER_ADDR=address, MASTER_PORT=port,
         )  # fmt: skip
-    return found
+    return environment
 
 
 def main(words):

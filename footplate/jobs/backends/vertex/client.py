@@ -56,17 +56,18 @@ def endpoint(service: Service, region: str, environ: Mapping[str, str] = os.envi
     Raises:
         ConfigError: the environment names a host that must not get a token, or the region is wrong.
     """
-    if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", region):  # it becomes part of the host's name
+    # The region becomes part of the host's name.
+    if not re.fullmatch(r"[a-z]+(-[a-z0-9]+)+", region):
         raise ConfigError(f"region {region!r}: expected one such as us-central1.")
     variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
-    given = environ.get(variable)
-    if not given:
+    override = environ.get(variable)
+    if not override:
         return (
             f"https://{region}-aiplatform.googleapis.com"
             if service == "aiplatform"
             else f"https://{service}.googleapis.com"
         )
-    parts = urlsplit(given)
+    parts = urlsplit(override)
     host = parts.hostname or ""
     ours = parts.scheme == "https" and (host == "googleapis.com" or host.endswith(".googleapis.com"))
     if parts.username or not (ours or (parts.scheme in ("http", "https") and host in LOOPBACK)):
@@ -74,7 +75,7 @@ def endpoint(service: Service, region: str, environ: Mapping[str, str] = os.envi
             f"{variable} names the host {host!r}: expected one of googleapis.com with https://, or one of this machine "
             "(127.0.0.1). A token is sent nowhere else."
         )
-    return given.rstrip("/")
+    return override.rstrip("/")
 
 
 class Client:
@@ -140,7 +141,8 @@ class Client:
     def _session_for(self, url: str) -> Any:
         if urlsplit(url).hostname in LOOPBACK:
             session = self._requests.Session()
-            session.trust_env = False  # neither a proxy nor ~/.netrc
+            # Use neither a proxy nor ~/.netrc.
+            session.trust_env = False
             return session
         if self._session is None:
             self._session = _authorized()
@@ -153,6 +155,8 @@ class Client:
         """The failure that an answer other than 200 means."""
         message, reason = _parse_error(content)
         name, quote = _NAMES[service], f" It says: {message.rstrip('.')}." if message else ""
+
+        # A repeated request may succeed.
         if status == 429:
             return Unanswered(
                 f"{name} gets too many requests, or a quota of {self._project} is used up (429).{quote} Raise quotas at "
@@ -160,6 +164,8 @@ class Client:
             )
         if status >= 500 or status == 408:
             return Unanswered(f"{name} fails ({status}).{quote}")
+
+        # A repeated request fails again.
         if status == 401:
             return Refused(f"{name} doesn't accept the credentials (401).{quote} {LOG_IN}", status)
         if status == 403 and reason == "SERVICE_DISABLED":

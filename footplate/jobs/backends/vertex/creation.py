@@ -60,11 +60,11 @@ class CustomJobCreation:
             Unanswered: a retry may help.
             Refused: a retry won't help.
         """
-        found = self._look()
-        for other in found[1:]:
+        jobs = self._look()
+        for other in jobs[1:]:
             cancel(self._client, other["name"])
-        if found:
-            self._keep(found[0])
+        if jobs:
+            self._keep(jobs[0])
             return True
         asked = self._record_file.record.asked
         # The difference is negative if the clock was set back.
@@ -82,24 +82,25 @@ class CustomJobCreation:
         body = self._body()
         self._record_file.change(asked=time.time())
         try:
-            made = self._client.ask("aiplatform", "POST", self._parent, body)
-        except Refused:  # no CustomJob was created
+            job = self._client.ask("aiplatform", "POST", self._parent, body)
+        except Refused:
+            # Vertex AI has created no CustomJob.
             self._record_file.change(asked=None)
             raise
-        self._keep(made)
+        self._keep(job)
 
     def _look(self) -> list[dict[str, Any]]:
         """The CustomJobs with this attempt's label, the oldest first; cancelled ones come last."""
         asked = {"filter": f"labels.{LABEL}={mark(self._key)}", "pageSize": "100"}
-        found: list[dict[str, Any]] = []
+        jobs: list[dict[str, Any]] = []
         while True:
             page = self._client.ask("aiplatform", "GET", self._parent, params=asked)
-            found += page.get("customJobs", [])
+            jobs += page.get("customJobs", [])
             if not page.get("nextPageToken"):
                 break
             asked["pageToken"] = page["nextPageToken"]
         gone = ("JOB_STATE_CANCELLING", "JOB_STATE_CANCELLED")
-        return sorted(found, key=lambda one: (one.get("state") in gone, to_time(one.get("createTime", ""))))
+        return sorted(jobs, key=lambda job: (job.get("state") in gone, to_time(job.get("createTime", ""))))
 
     def _keep(self, job: dict[str, Any]) -> None:
         self._record_file.change(asked=self._record_file.record.asked or time.time(), name=job["name"])

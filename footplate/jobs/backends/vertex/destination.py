@@ -20,44 +20,44 @@ _PROJECT = re.compile(r"([a-z0-9.-]+\.[a-z]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|[0-9
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[^/\0]+)*/?")
 
 
-def project(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
+def project(option: str | None, environ: Mapping[str, str] = os.environ) -> str:
     """Find the project's id.
 
     Raises:
         ConfigError: nothing names a project, or the name is wrong.
     """
     sources = {
-        "--project": given,
+        "--project": option,
         "GOOGLE_CLOUD_PROJECT": environ.get("GOOGLE_CLOUD_PROJECT"),
         "CLOUDSDK_CORE_PROJECT": environ.get("CLOUDSDK_CORE_PROJECT"),
         "gcloud's configuration": _configured(environ),
     }
-    source, found = next(((name, value) for name, value in sources.items() if value), ("", None))
-    if found is None:
+    source, identifier = next(((name, value) for name, value in sources.items() if value), ("", None))
+    if identifier is None:
         raise ConfigError(
             "Vertex AI runs jobs in a project: give --project, or set GOOGLE_CLOUD_PROJECT, or: "
             "gcloud config set project PROJECT"
         )
-    if not _PROJECT.fullmatch(found):
-        raise ConfigError(f"{source} {found!r}: expected a project's id, such as my-project-123, or its number.")
-    return found
+    if not _PROJECT.fullmatch(identifier):
+        raise ConfigError(f"{source} {identifier!r}: expected a project's id, such as my-project-123, or its number.")
+    return identifier
 
 
-def staging(given: str | None, job_dir: str | None) -> str:
+def staging(option: str | None, job_dir: str | None) -> str:
     """Find the bucket for packages: `gs://bucket/path`, without a slash at its end.
 
     Raises:
         ConfigError: nothing names a bucket, or the name is wrong.
     """
     # gcloud also accepts a bucket without gs://.
-    found = given if given is None or "://" in given else f"gs://{given}"
-    if found is None and job_dir and job_dir.startswith("gs://"):
-        found = "gs://" + job_dir.removeprefix("gs://").partition("/")[0]
-    if found is None:
+    bucket = option if option is None or "://" in option else f"gs://{option}"
+    if bucket is None and job_dir and job_dir.startswith("gs://"):
+        bucket = "gs://" + job_dir.removeprefix("gs://").partition("/")[0]
+    if bucket is None:
         raise ConfigError("Vertex AI installs packages from a bucket: give --staging-bucket gs://BUCKET.")
-    if not _BUCKET.fullmatch(found):
-        raise ConfigError(f"--staging-bucket {found}: expected gs://BUCKET, or gs://BUCKET/PATH.")
-    return found.rstrip("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ConfigError(f"--staging-bucket {bucket}: expected gs://BUCKET, or gs://BUCKET/PATH.")
+    return bucket.rstrip("/")
 
 
 def _configured(environ: Mapping[str, str]) -> str | None:

@@ -72,15 +72,18 @@ def distributions(snapshot: Snapshot) -> list[Distribution]:
         ConfigError: its requirements.txt has lines that a distribution's requirements can't have.
     """
     source, packages = _read(snapshot)
-    made = [_program(source)] if source else []
-    made += [Distribution(one.name, one.read()) for one in packages]
+    files = [_program(source)] if source else []
+    files += [Distribution(member.name, member.read()) for member in packages]
     needed = [
-        line for one in source if one.name == MAIN for line in requirements(one.read().decode("utf-8-sig", "replace"))
+        line
+        for member in source
+        if member.name == MAIN
+        for line in requirements(member.read().decode("utf-8-sig", "replace"))
     ]
     script = Path(__file__).with_name("bootstrap.py").read_bytes()
-    if made:
-        made.append(_launcher(script, needed))
-    return [*made, Distribution(SCRIPT, script)]
+    if files:
+        files.append(_launcher(script, needed))
+    return [*files, Distribution(SCRIPT, script)]
 
 
 def requirements(text: str) -> list[str]:
@@ -91,15 +94,15 @@ def requirements(text: str) -> list[str]:
     """
     whole = re.sub(r"\\\n", " ", text.replace("\r\n", "\n"))
     lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in whole.split("\n")]
-    found = [line for line in lines if line]
-    wrong = [line for line in found if not _REQUIREMENT.fullmatch(line) or " --" in line]
+    needed = [line for line in lines if line]
+    wrong = [line for line in needed if not _REQUIREMENT.fullmatch(line) or " --" in line]
     if wrong:
         raise ConfigError(
             f"requirements.txt: {wrong[0]!r}: Vertex AI supports neither options of pip nor URLs without a name. "
             "Write NAME or NAME @ URL, or give an image that contains the package, with "
             "--master-image-uri."
         )
-    return found
+    return needed
 
 
 def _read(snapshot: Snapshot) -> tuple[list[Member], list[Member]]:
@@ -116,7 +119,7 @@ def _read(snapshot: Snapshot) -> tuple[list[Member], list[Member]]:
 
 def _program(source: list[Member]) -> Distribution:
     """The package. All of its files are included, unless its own setup.py decides."""
-    names = [one.name for one in source]
+    names = [member.name for member in source]
     tops = sorted({name.partition("/")[0] for name in names if "/" in name})
     if "setup.py" not in names and "pyproject.toml" not in names:
         data = {
@@ -133,22 +136,22 @@ def _launcher(script: bytes, needed: list[str]) -> Distribution:
     return _sdist(LAUNCHER, [setup, Member(f"{LAUNCHER}.py", partial(bytes, script))])
 
 
-def _setup(name: str, **given: object) -> Member:
+def _setup(name: str, **parts: object) -> Member:
     nothing = {"packages": [], "data": {}, "modules": [], "requirements": []}
-    made = _SETUP.format(name=name, version=VERSION, **{**nothing, **given})
-    return Member("setup.py", partial(bytes, made.encode()))
+    text = _SETUP.format(name=name, version=VERSION, **{**nothing, **parts})
+    return Member("setup.py", partial(bytes, text.encode()))
 
 
 def _sdist(name: str, files: Iterable[Member]) -> Distribution:
     """A source distribution: the same files make the same bytes."""
     root, tar, packed = f"{name}-{VERSION}", io.BytesIO(), io.BytesIO()
-    archive.write([replace(one, name=f"{root}/{one.name}") for one in files], tar)
+    archive.write([replace(member, name=f"{root}/{member.name}") for member in files], tar)
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as out:
         out.write(tar.getvalue())
     return Distribution(f"{root}.tar.gz", packed.getvalue())
 
 
-def upload(found: Iterable[Distribution], staging: str) -> None:
+def upload(files: Iterable[Distribution], staging: str) -> None:
     """Upload the files that the bucket lacks.
 
     Raises:
@@ -159,22 +162,22 @@ def upload(found: Iterable[Distribution], staging: str) -> None:
 
     from footplate.data.remote.location import locate
 
-    for one in found:
-        place = locate(one.uri(staging))
+    for file in files:
+        location = locate(file.uri(staging))
         try:
-            there = place.filesystem.get_file_info(place.path)
+            there = location.filesystem.get_file_info(location.path)
             # Write the file if it is missing or incomplete. Without `compression=None`, pyarrow would compress it as its
             # name says.
-            if there.size != len(one.content):
-                with place.filesystem.open_output_stream(place.path, compression=None) as out:
-                    out.write(one.content)
+            if there.size != len(file.content):
+                with location.filesystem.open_output_stream(location.path, compression=None) as out:
+                    out.write(file.content)
         except (OSError, ArrowException) as error:
             raise _trouble(staging, str(error)) from None
 
 
-def _trouble(staging: str, said: str) -> FootplateError:
+def _trouble(staging: str, error_text: str) -> FootplateError:
     """Return the failure behind an error of pyarrow, recognised by its text."""
-    bucket, text = staging.removeprefix("gs://").partition("/")[0], " ".join(said.split())[:300]
+    bucket, text = staging.removeprefix("gs://").partition("/")[0], " ".join(error_text.split())[:300]
     if re.search(r"UNAUTHENTICATED|\b401\b|credentials", text, re.IGNORECASE):
         return Refused(f"Cloud Storage doesn't accept the credentials. {LOG_IN}", 401)
     if re.search(r"PERMISSION_DENIED|\b403\b|does not have .* access", text, re.IGNORECASE):

@@ -24,8 +24,10 @@ from footplate.jobs.backends.vertex.timestamps import SECOND, to_text, to_time
 from footplate.jobs.supervision.logfiles import Writer, size
 
 WINDOW_S = 60
-PAGE = 1000  # entries; the largest page that Cloud Logging returns
-PAGES = 20  # most pages for a call; the next call gets the rest
+# Entries of a page. This is the largest page that Cloud Logging returns.
+PAGE = 1000
+# Most pages that a call reads. The next call gets the rest.
+PAGES = 20
 
 
 class Output:
@@ -140,8 +142,8 @@ class Output:
 def file_of(entry: dict[str, Any]) -> str:
     """The file of an entry."""
     task = (entry.get("resource") or {}).get("labels", {}).get("task_name", "")
-    found = replica(task)
-    return f"{found[0]}-{found[1]}.log" if found else "prepare.log"
+    identity = replica(task)
+    return f"{identity[0]}-{identity[1]}.log" if identity else "prepare.log"
 
 
 def text_of(entry: dict[str, Any]) -> str:
@@ -152,5 +154,6 @@ def text_of(entry: dict[str, Any]) -> str:
         text = payload.get("message")
         if not isinstance(text, str):
             text = json.dumps(payload, sort_keys=True)
-    whole = str(text or "").encode("utf-8", "replace").decode()  # JSON may contain half of a surrogate pair
+    # JSON may contain half of a surrogate pair.
+    whole = str(text or "").encode("utf-8", "replace").decode()
     return whole.rstrip("\n") + "\n"

@@ -36,12 +36,13 @@ ROLES = ("master", "worker", "parameter_server", "evaluator")
 _EXIT = re.compile(r"replica (workerpool[0-3]-\d+)\b.*?exited with a non-zero status of (-?\d+)", re.DOTALL)
 _NO_MEMORY = re.compile(r"out[ -]of[ -]memory", re.IGNORECASE)
 _LOST = re.compile(r"internal error|resources are insufficient|stockout|preempt|maintenance", re.IGNORECASE)
-_PASSING = {8, 10, 13, 14}  # exhausted, aborted, internal, unavailable
+# The codes of gRPC for: exhausted, aborted, internal, unavailable.
+_PASSING = {8, 10, 13, 14}
 _SIGNALS = {6, 9, 11, 15}
 # A job may seem to end this much before its time-out.
 _CLOCK_S = 1.0
 
-Said = Callable[[str, int], str]
+LastOutput = Callable[[str, int], str]
 """Returns the last line of a replica's output, by role and index."""
 
 
@@ -55,33 +56,33 @@ def replica(task: str) -> tuple[str, int] | None:
     return (ROLES[int(match[1])], int(match[2])) if match else None
 
 
-def outcome(job: Mapping[str, Any], role: str, index: int, said: Said) -> str:
+def outcome(job: Mapping[str, Any], role: str, index: int, last_output: LastOutput) -> str:
     """Describe the end of a replica, as far as Vertex AI reports it.
 
     Args:
         job: the ended CustomJob.
         role: the replica's role.
         index: the replica's index.
-        said: returns the last line of a replica's output.
+        last_output: returns the last line of a replica's output.
     """
     if job.get("state") == "JOB_STATE_SUCCEEDED" and role == "master":
         return exit_status.outcome(0, "")
-    end = _end(job, said)
+    end = _end(job, last_output)
     return end.outcome if end and (end.role, end.index) == (role, index) else "ended with its job"
 
 
-def failure(job: Mapping[str, Any], said: Said) -> Failure:
+def failure(job: Mapping[str, Any], last_output: LastOutput) -> Failure:
     """The failure of an attempt.
 
     Args:
         job: the ended CustomJob, which didn't succeed.
-        said: returns the last line of a replica's output.
+        last_output: returns the last line of a replica's output.
     """
     state, message, now = str(job.get("state", "")), _message(job), time.monotonic()
     longest_s = _seconds(job.get("jobSpec", {}).get("scheduling", {}).get("timeout"))
     if _ran_s(job) > longest_s - _CLOCK_S:
         return Failure("exception", f"its maximum running time of {longest_s:g} s is over", now, mistake=True)
-    if (end := _end(job, said)) is not None:
+    if (end := _end(job, last_output)) is not None:
         return exit_status.failure_of(end)
     if state == "JOB_STATE_CANCELLED" and not message:
         return Failure("exception", "was cancelled at Vertex AI, and not by jobs cancel", now, mistake=True)
@@ -91,12 +92,12 @@ def failure(job: Mapping[str, Any], said: Said) -> Failure:
     return Failure("exception", text, now, mistake=bool(message))
 
 
-def _end(job: Mapping[str, Any], said: Said) -> End | None:
+def _end(job: Mapping[str, Any], last_output: LastOutput) -> End | None:
     """The end of the replica that Vertex AI reports; None if it reports none."""
     message = _message(job)
     match = _EXIT.search(message)
-    who = replica(match[1]) if match else None
-    if match is None or who is None:
+    identity = replica(match[1]) if match else None
+    if match is None or identity is None:
         return None
     code = int(match[2])
     if code in _SIGNALS or 128 < code < 160:
@@ -104,8 +105,8 @@ def _end(job: Mapping[str, Any], said: Said) -> End | None:
     if _NO_MEMORY.search(message):
         text = f"{exit_status.outcome(code, '')}: it ran out of memory"
     else:
-        text = exit_status.outcome(code, said(*who))
-    return End(*who, code, text, time.monotonic())
+        text = exit_status.outcome(code, last_output(*identity))
+    return End(*identity, code, text, time.monotonic())
 
 
 def _error(job: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -67,7 +67,8 @@ def body(
         if "pythonModule" in program:
             program["args"] = [program["pythonModule"], *program.get("args", ())]
             program["pythonModule"] = LAUNCHER
-        elif program.get("command") == list(job.command[:3]):  # the module, not the image's own command
+        elif program.get("command") == list(job.command[:3]):
+            # The command runs the module, not the image's own command.
             installed = [*map(_mounted, packages), "--"] if packages else []
             program["command"] = ["python", _mounted(launcher), *installed, job.command[2]]
     return request

@@ -10,9 +10,10 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Real
 from types import BuiltinFunctionType, FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -20,16 +21,50 @@ from torch.overrides import TorchFunctionMode
 
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
 
-if TYPE_CHECKING:
-    from footplate.step.xla.capture.symbolic_scalars import Counters, Present
-
-
 Method = Callable[..., Any]
 
 
+@dataclass(frozen=True)
+class Present:
+    """The values of the counters, now or some steps ahead.
+
+    Attributes:
+        module: the module.
+        batch_idx: the index of the batch.
+        ahead: the optimizer steps until then.
+    """
+
+    module: Any
+    batch_idx: int = 0
+    ahead: int = 0
+
+    def __call__(self, name: str) -> Any:
+        """`batch_idx`, `current_epoch`, `global_step`, or an attribute of the trainer."""
+        if name == "batch_idx":
+            return self.batch_idx
+        if name == "global_step":
+            return self.module.global_step + self.ahead
+        return self.module.current_epoch if name == "current_epoch" else getattr(self.module.trainer, name)
+
+
+class Counters(Protocol):
+    """The counters that a `Number` is computed from; `symbolic_scalars.Counters` are the counters of a capture."""
+
+    floating: torch.dtype
+    inputs: Sequence[Tensor]
+
+    def place(self, number: Number) -> int:
+        """Make a number an input; return its index."""
+        ...
+
+    def decide(self, ask: Callable[[Present], Any], answer: Any, text: str) -> Any:
+        """Record an answer on which the graph depends; return it."""
+        ...
+
+
 def _arithmetic(function: Callable[..., Any]) -> Method:
-    def method(self: Number, *others: Any) -> Any:
-        return computed(function, self, *others) if all(map(_is_plain, others)) else NotImplemented
+    def method(self: Number, *operands: Any) -> Any:
+        return computed(function, self, *operands) if all(map(_is_plain, operands)) else NotImplemented
 
     return method
 
@@ -61,20 +96,22 @@ class Number:
     ) -> None:
         self.value, self.text = value, text
         self._counters, self._function, self._operands = counters, function, operands
-        self._place: int | None = None
+        self._index: int | None = None
 
     def now(self, present: Present) -> Any:
         """Compute the number for the next step."""
         if not self._operands:
             return self._function(present)
-        return self._function(*(one.now(present) if isinstance(one, Number) else one for one in self._operands))
+        return self._function(
+            *(operand.now(present) if isinstance(operand, Number) else operand for operand in self._operands)
+        )
 
     def tensor(self) -> Tensor:
         """Return the number as a tensor of no dimensions, which is an input of the graph."""
-        if self._place is None:
-            self._place = self._counters.place(self)
+        if self._index is None:
+            self._index = self._counters.place(self)
         kind = torch.int64 if isinstance(self.value, int) else self._counters.floating
-        return self._counters.inputs[self._place].to(kind)
+        return self._counters.inputs[self._index].to(kind)
 
     def decide(self) -> bool:
         """Return the number's truth. The graph depends on this decision from here on."""
@@ -134,13 +171,13 @@ def _is_plain(value: Any) -> bool:
 
 def computed(function: Callable[..., Any], *operands: Any) -> Number:
     """The `Number` that a function computes from numbers of which some are `Number`s."""
-    mine = [one for one in operands if isinstance(one, Number)]
-    value = function(*(one.value if isinstance(one, Number) else one for one in operands))
+    mine = [operand for operand in operands if isinstance(operand, Number)]
+    value = function(*(operand.value if isinstance(operand, Number) else operand for operand in operands))
     return Number(mine[0]._counters, function, operands, value, _text(mine))
 
 
 def _text(operands: list[Number]) -> str:
-    names = sorted({one.text.removeprefix("a number made of ") for one in operands})
+    names = sorted({operand.text.removeprefix("a number made of ") for operand in operands})
     return f"a number made of {' and '.join(names)}"
 
 
@@ -156,19 +193,22 @@ class NumbersAsInputs(TorchFunctionMode):
 
 def _with_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function of torch with tensors instead of `Number`s."""
-    found = [one for one in (*args, *kwargs.values()) if isinstance(one, Number)]
-    if not found:
+    numbers = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Number)]
+    if not numbers:
         return func(*args, **kwargs)
     if func in (torch.tensor, torch.as_tensor):
-        whole = isinstance(found[0].value, int)
-        return found[0].tensor().to(kwargs.get("dtype") or (torch.int64 if whole else torch.get_default_dtype()))
-    met = next((one.dtype for one in args if isinstance(one, Tensor) and one.is_floating_point()), None)
+        whole = isinstance(numbers[0].value, int)
+        return numbers[0].tensor().to(kwargs.get("dtype") or (torch.int64 if whole else torch.get_default_dtype()))
+    met = next(
+        (argument.dtype for argument in args if isinstance(argument, Tensor) and argument.is_floating_point()), None
+    )
     try:
         return func(
-            *(_as_tensor(one, met) for one in args), **{name: _as_tensor(one, met) for name, one in kwargs.items()}
+            *(_as_tensor(argument, met) for argument in args),
+            **{name: _as_tensor(argument, met) for name, argument in kwargs.items()},
         )
     except TypeError as error:
-        found[0].refuse(f" where torch takes only plain numbers ({str(error).splitlines()[0]})")
+        numbers[0].refuse(f" where torch takes only plain numbers ({str(error).splitlines()[0]})")
 
 
 def _as_tensor(value: Any, met: torch.dtype | None) -> Any:
@@ -194,7 +234,7 @@ def pythons_functions() -> Iterator[None]:
 
 def _computing(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if kwargs or not any(isinstance(one, Number) for one in args) or not all(map(_is_plain, args)):
+        if kwargs or not any(isinstance(argument, Number) for argument in args) or not all(map(_is_plain, args)):
             return function(*args, **kwargs)
         return computed(function, *args)
 

@@ -64,7 +64,7 @@ def _seen(numbers: Tensor) -> Tensor | None:
 
 def _sources(node: Node) -> list[Node] | None:
     """All nodes that a value is computed from, in graph order; None if one is an input, a draw or too large."""
-    found, waiting = {node}, [node]
+    sources, waiting = {node}, [node]
     while waiting:
         current = waiting.pop()
         value = current.meta.get("val")
@@ -73,10 +73,10 @@ def _sources(node: Node) -> list[Node] | None:
         if torch.Tag.nondeterministic_seeded in getattr(current.target, "tags", ()):
             return None
         for source in current.all_input_nodes:
-            if source not in found:
-                found.add(source)
+            if source not in sources:
+                sources.add(source)
                 waiting.append(source)
-    return [one for one in node.graph.nodes if one in found]
+    return [other for other in node.graph.nodes if other in sources]
 
 
 def _value(node: Node, sources: list[Node]) -> Tensor:

@@ -23,8 +23,10 @@ from footplate.step.xla.capture.attention_masks import simplified
 
 
 def probabilities(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """The softmax of the scores, (…, queries, keys), and its logarithmic sums, (…, queries); zeros where all is
-    masked.
+    """The softmax of the scores, and the logarithms of its sums.
+
+    Returns:
+        The probabilities (…, queries, keys), zeros for a query that may see no key, and the sums (…, queries).
     """
     scores = _wide(q) @ _wide(k).mT * scale
     if causal:
@@ -143,8 +145,10 @@ def _(gradient: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
 
 
 class AttentionAsOne(TorchFunctionMode):
-    """Turns `F.scaled_dot_product_attention` into the operation above, also where `nn.MultiheadAttention` calls it:
-    from inside of another of torch's functions, where a mode doesn't see it.
+    """Captures `F.scaled_dot_product_attention` as the operation above.
+
+    This includes the calls of `nn.MultiheadAttention`, which come from inside another function of torch, where a mode
+    doesn't see them.
     """
 
     def __enter__(self) -> Any:

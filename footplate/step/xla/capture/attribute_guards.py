@@ -86,7 +86,7 @@ class Reads:
     def changes(self, module: nn.Module) -> list[Changed]:
         """The attributes that have changed since the capture."""
         parts = dict(module.named_modules())
-        found = []
+        changed = []
         for attribute, (before, where) in self.attributes.items():
             owner, name = attribute
             if owner not in parts or not (name in vars(parts[owner]) or hasattr(type(parts[owner]), name)):
@@ -97,14 +97,14 @@ class Reads:
                     f"self.{owner + '.' if owner else ''}{name} was {before!r:.60} when the step was captured and is "
                     f"{now!r:.60} now; read at {where}"
                 )
-                found.append(Changed(attribute, text, is_number(before) and type(now) is type(before)))
+                changed.append(Changed(attribute, text, is_number(before) and type(now) is type(before)))
         form = form_of(module)
         for name in {**self.form, **form}:
             before, now = self.form.get(name, "nothing"), form.get(name, "nothing")
             if before != now:
                 text = f"{name or 'the module'} was {before} when the step was captured and is {now} now"
-                found.append(Changed((name, ""), text, False))
-        return found
+                changed.append(Changed((name, ""), text, False))
+        return changed
 
     def changed_settings(self, now: Mapping[str, Any]) -> list[str]:
         """A sentence for each setting of an optimizer that has changed."""
@@ -115,13 +115,13 @@ class Reads:
 
 def form_of(module: nn.Module) -> dict[str, str]:
     """The class, mode and hooks of each part of a module, and the shape and type of each of its tensors, by name."""
-    found = {
+    form = {
         name: f"a {type(part).__qualname__} in {'training' if part.training else 'evaluation'} mode{_hooks_of(part)}"
         for name, part in module.named_modules()
     }
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        found[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-    return found
+        form[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return form
 
 
 def is_number(value: Any) -> bool:
@@ -167,10 +167,10 @@ def snapshot(value: Any, depth: int = 4) -> Any:
     if isinstance(value, Tensor):
         return _TensorSnapshot(value, _version(value))
     if isinstance(value, (list, tuple)) and len(value) <= _MOST:
-        return (list if isinstance(value, list) else tuple)(snapshot(one, depth - 1) for one in value)
+        return (list if isinstance(value, list) else tuple)(snapshot(item, depth - 1) for item in value)
     if isinstance(value, dict) and len(value) <= _MOST:
-        return {name: snapshot(one, depth - 1) for name, one in value.items() if isinstance(name, PLAIN)}
-    if isinstance(value, (set, frozenset)) and len(value) <= _MOST and all(isinstance(one, PLAIN) for one in value):
+        return {name: snapshot(item, depth - 1) for name, item in value.items() if isinstance(name, PLAIN)}
+    if isinstance(value, (set, frozenset)) and len(value) <= _MOST and all(isinstance(item, PLAIN) for item in value):
         return frozenset(value)
     if isinstance(value, np.ndarray) and value.nbytes <= _MOST_BYTES:
         return _Array(value.shape, hashed(value))

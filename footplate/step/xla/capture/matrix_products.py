@@ -38,9 +38,11 @@ def _of(node: Node) -> Iterator[Product]:
     elif target is _aten.convolution_backward:
         forward = _convolution(_shape(node.args[0]), _shape(node.args[2]))
         wanted: Any = node.args[-1]
-        if wanted[0]:  # the gradient of the input
+        # The gradient of the input.
+        if wanted[0]:
             yield Product(forward.rows, forward.columns, forward.inner)
-        if wanted[1]:  # the gradient of the weight
+        # The gradient of the weight.
+        if wanted[1]:
             yield Product(forward.inner, forward.rows, forward.columns)
 
 

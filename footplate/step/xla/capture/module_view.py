@@ -27,7 +27,8 @@ class Logs:
 
     def __init__(self, counters: Counters, module: Any) -> None:
         self.counters = counters
-        self._parameters = tuple(inspect.signature(module.log).parameters)[2:]  # after the name and the value
+        # The parameters of `log`, without the name and the value.
+        self._parameters = tuple(inspect.signature(module.log).parameters)[2:]
         self.values: dict[str, Tensor] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.reads = Reads()
@@ -58,8 +59,8 @@ class Logs:
 
 def reduction_of(options: Mapping[str, Any]) -> str:
     """The reduction of values that were logged with these arguments."""
-    given = options.get("reduce_fx", "mean")
-    return given if isinstance(given, str) else getattr(given, "__name__", "")
+    reduction = options.get("reduce_fx", "mean")
+    return reduction if isinstance(reduction, str) else getattr(reduction, "__name__", "")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from footplate.step.xla.capture import torch_tracing
 
 @dataclass(frozen=True)
 class Stamp:
-    """The nodes of a step of the first parameter of a kind.
+    """The nodes that the step of the first parameter of a kind adds to the graph.
 
     Attributes:
         inputs: the nodes of its value, its optimizer state and its gradient, before the step.

@@ -49,8 +49,13 @@ _CELLS = {"rnn_tanh": _simple(torch.tanh), "rnn_relu": _simple(torch.relu), "gru
 
 
 def _step(cell: str, gates: Tensor, products: Tensor, state: Tensor) -> Tensor:
-    """Compute the state after a time step from its gates, the products (the hidden values before it times the recurrent
-    weight) and the state before it.
+    """Compute the state after a time step.
+
+    Args:
+        cell: the name of a cell.
+        gates: the gates of the step.
+        products: the hidden values before the step times the recurrent weight.
+        state: the state before the step.
     """
     return _CELLS[cell](gates, products, state).to(state.dtype)
 
@@ -81,7 +86,7 @@ def recurrence(gates: Tensor, first: Tensor, weight: Tensor, bias: Tensor | None
 def recurrence_backward(
     gradient: Tensor, gates: Tensor, products: Tensor, before: Tensor, weight: Tensor, cell: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Go back through the steps.
+    """The gradients of a recurrent layer, from the last step back to the first.
 
     Args:
         gradient: of the states, (steps, batch, state).
@@ -153,7 +158,7 @@ def _(gradient: Any, gates: Any, products: Any, before: Any, weight: Any, *_: An
 
 
 class RecurrenceAsOne(TorchFunctionMode):
-    """Turns the layers of `nn.GRU`, `nn.LSTM` and `nn.RNN` into the operation above."""
+    """Captures the layers of `nn.GRU`, `nn.LSTM` and `nn.RNN` as the operation above."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cell = _FUNCTIONS.get(func)
@@ -172,7 +177,7 @@ def _layers(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """`torch.gru` and the like: the last layer's hidden values, and the last states of all layers."""
     first = [hidden] if isinstance(hidden, Tensor) else list(hidden)
-    widths = [one.shape[-1] for one in first]
+    widths = [state.shape[-1] for state in first]
     run = _projected if len(set(widths)) > 1 else _layer
     directions = 2 if bidirectional else 1
     each = len(parameters) // (layers * directions)
@@ -181,14 +186,14 @@ def _layers(
     for layer in range(layers):
         if layer and train and dropout:
             x = F.dropout(x, dropout)
-        found = []
+        outputs = []
         for direction in range(directions):
-            place = layer * directions + direction
-            own = parameters[place * each : (place + 1) * each]
-            values, end = run(cell, x.flip(0) if direction else x, [one[place] for one in first], own, has_biases)
-            found.append(values.flip(0) if direction else values)
+            index = layer * directions + direction
+            own = parameters[index * each : (index + 1) * each]
+            values, end = run(cell, x.flip(0) if direction else x, [state[index] for state in first], own, has_biases)
+            outputs.append(values.flip(0) if direction else values)
             ends.append(end)
-        x = torch.cat(found, -1)
+        x = torch.cat(outputs, -1)
     x = x.transpose(0, 1) if batch_first else x
     return x, *torch.stack(ends).split(widths, -1)
 
@@ -208,6 +213,6 @@ def _projected(
     cell: str, x: Tensor, first: list[Tensor], parameters: Sequence[Tensor], has_biases: bool
 ) -> tuple[Tensor, Tensor]:
     """`_layer` for an LSTM with projections."""
-    before = [one[None] for one in first]
+    before = [state[None] for state in first]
     values, *ends = torch.lstm(x, before, list(parameters), has_biases, 1, 0.0, False, False, False)
     return values, torch.cat(ends, -1)[0]

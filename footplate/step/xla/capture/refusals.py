@@ -70,11 +70,11 @@ def raising_place(error: BaseException) -> str:
 
 
 @contextmanager
-def explained(who: str) -> Iterator[None]:
+def explained(step_name: str) -> Iterator[None]:
     """Turn torch's errors about missing values into a `CaptureError`; let all others pass.
 
     Args:
-        who: the step that is captured, such as `"Classifier.training_step"`.
+        step_name: the step that is captured, such as `"Classifier.training_step"`.
     """
     try:
         yield
@@ -83,7 +83,8 @@ def explained(who: str) -> Iterator[None]:
     except Exception as error:
         if _CHECKS in str(error):
             raise CaptureError(
-                f"{who} calls a function of torch.linalg that raises when a matrix has no inverse (inv, solve, cholesky):\n"
+                f"{step_name} calls a function of torch.linalg that raises when a matrix has no inverse (inv, solve, "
+                "cholesky):\n"
                 f'    {raising_place(error)}\nXLA\'s table doesn\'t have these. Train with accelerator="cpu" or "cuda", or '
                 "compute without them."
             ) from error
@@ -91,7 +92,7 @@ def explained(who: str) -> Iterator[None]:
         if reason is None:
             raise
         raise CaptureError(
-            f"{who} {reason}, which a captured step can't know:\n    {raising_place(error)}\n"
+            f"{step_name} {reason}, which a captured step can't know:\n    {raising_place(error)}\n"
             "Keep the choice in tensors (torch.where, a mask that is multiplied in, a shape that is always the same), "
             'or train with accelerator="cpu" or "cuda", which run the step line by line.'
         ) from error

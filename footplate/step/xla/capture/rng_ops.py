@@ -1,4 +1,4 @@
-"""The random numbers of each operation: its position among the draws of the step.
+"""Random operations of a step, numbered in the order of their draws.
 
 Torch's generator moves with every draw. A graph has no generator, so each random operation gets a number, in the order
 of the draws, and the caller derives the operation's random numbers from it. Some code puts the generator back to draw
@@ -26,12 +26,13 @@ class Draws:
     """Follows the generator's state while a graph is made.
 
     Args:
-        made: returns the current number of nodes of the graph.
+        node_count: returns the current number of nodes of the graph.
     """
 
-    def __init__(self, made: Callable[[], int]) -> None:
-        self._made = made
-        self._moves: list[tuple[int, int]] = []  # (nodes when the state was set, nodes when that state was taken)
+    def __init__(self, node_count: Callable[[], int]) -> None:
+        self._node_count = node_count
+        # Pairs: the number of nodes when the state was set, and the number when that state was taken.
+        self._moves: list[tuple[int, int]] = []
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -46,18 +47,19 @@ class Draws:
                 setattr(owner, name, function)
 
     def _take(self) -> Any:
-        return Place(self._made())
+        return Place(self._node_count())
 
     def _set(self, state: Any) -> None:
         if isinstance(state, Place):
-            self._moves.append((self._made(), state))
+            self._moves.append((self._node_count(), state))
 
     def number(self, graph: Graph) -> None:
         """Give every random operation its number."""
         moves, count = list(self._moves), 0
-        before: list[int] = []  # before[n]: how many draws there were when the graph had n nodes
-        for place, node in enumerate(graph.nodes):
-            while moves and moves[0][0] <= place:
+        # before[n]: the number of draws when the graph had n nodes.
+        before: list[int] = []
+        for index, node in enumerate(graph.nodes):
+            while moves and moves[0][0] <= index:
                 count = (*before, count)[moves.pop(0)[1]]
             before.append(count)
             if is_random(node):
@@ -70,7 +72,7 @@ class NoGenerators(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(isinstance(one, torch.Generator) for one in (*args, *kwargs.values())):
+        if any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
             raise CaptureError(
                 f"{getattr(func, '__name__', func)} is given a generator:\n    {calling_place()}\n"
                 "A captured step draws from the seed that each step is given. Leave generator= out."

@@ -41,12 +41,12 @@ class Change:
 
 
 class Changes:
-    """Watches all attributes of a module's tree while a step runs. `found` has the changes."""
+    """Watches all attributes of a module's tree while a step runs. `changed` has the changes."""
 
     def __init__(self, module: nn.Module) -> None:
         self._owners = list(module.named_modules())
         self._places: dict[tuple[int, str], str] = {}
-        self.found: list[Change] = []
+        self.changed: list[Change] = []
         self._before: list[dict[str, Any]] = []
 
     @contextmanager
@@ -83,7 +83,7 @@ class Changes:
             # torch's own modules may assign such values: nn.GRU makes a new list of its parameters each time.
             torchs_own = type(owner).__module__.startswith("torch.nn.")
             if not torchs_own and (traced or isinstance(value, (*PLAIN, list, dict, set, tuple))):
-                self.found.append(Change(owner_name, name, where, traced))
+                self.changed.append(Change(owner_name, name, where, traced))
             if traced and not grown:
                 if name in values:
                     vars(owner)[name] = values[name]
@@ -100,8 +100,8 @@ def _sizes(owner: nn.Module) -> dict[str, int]:
     }
 
 
-def _same(one: Any, other: Any) -> bool:
-    return isinstance(one, PLAIN) and isinstance(other, PLAIN) and type(one) is type(other) and one == other
+def _same(first: Any, second: Any) -> bool:
+    return isinstance(first, PLAIN) and isinstance(second, PLAIN) and type(first) is type(second) and first == second
 
 
 def _refuse_draws(python: Any, numpy: Any) -> None:
@@ -120,19 +120,19 @@ def _refuse_draws(python: Any, numpy: Any) -> None:
         )
 
 
-def _same_generator(one: Any, other: Any) -> bool:
-    return one["state"]["pos"] == other["state"]["pos"] and bool(
-        np.array_equal(one["state"]["key"], other["state"]["key"])
+def _same_generator(first: Any, second: Any) -> bool:
+    return first["state"]["pos"] == second["state"]["pos"] and bool(
+        np.array_equal(first["state"]["key"], second["state"]["key"])
     )
 
 
-def refuse_changes(who: str, changes: list[Change]) -> None:
+def refuse_changes(step_name: str, changes: list[Change]) -> None:
     """Refuse a step that leaves tensors behind in attributes, or changes attributes each time it runs."""
     if not changes:
         return
     lines = "\n".join(f"    {change}: {change.where}" for change in changes)
     raise CaptureError(
-        f"{who} changes attributes. Python runs a captured step once, so it would change them once and "
+        f"{step_name} changes attributes. Python runs a captured step once, so it would change them once and "
         f"never again:\n{lines}\n"
         "Keep numbers that the step advances in buffers (self.register_buffer), return or self.log what you want to "
         "know, and collect it in a hook between steps (on_train_batch_end)."

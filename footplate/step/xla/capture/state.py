@@ -58,7 +58,7 @@ def state_of(
     """
     state: State = {("params", name): parameter.detach() for name, parameter in module.named_parameters()}
     state |= {("buffers", name): buffer.detach() for name, buffer in module.named_buffers()}
-    trained = [one for one in named_groups(module, optimizer) if one[1].requires_grad]
+    trained = [entry for entry in named_groups(module, optimizer) if entry[1].requires_grad]
     for name, parameter, group, owner in trained:
         kept = owner.state.get(parameter) or initial_state(owner, parameter.detach(), group)
         for key in sorted(kept):
@@ -93,11 +93,11 @@ def load_state(module: nn.Module, optimizer: Optimizers, state: Mapping[Path, Te
 
 def by_parameter(state: State) -> defaultdict[str, dict[str, Tensor]]:
     """The optimizers' state, by the parameter's name."""
-    found: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+    states: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for path, tensor in state.items():
         if path[0] == "optimizer":
-            found[path[1]][path[2]] = tensor
-    return found
+            states[path[1]][path[2]] = tensor
+    return states
 
 
 class Installed:
@@ -118,7 +118,10 @@ class Installed:
         self._names = {id(p): name for name, p in module.named_parameters()}
         buffer_names = {id(b): name for name, b in module.named_buffers()}
         self._kept = (parameters, buffers)
-        before = [(one, one.state, [dict(group) for group in one.param_groups]) for one in self._optimizers]
+        before = [
+            (optimizer, optimizer.state, [dict(group) for group in optimizer.param_groups])
+            for optimizer in self._optimizers
+        ]
         try:
             for owner, key, parameter in parameters:
                 owner._parameters[key] = self._state["params", self._names[id(parameter)]]  # type: ignore[assignment]
@@ -191,10 +194,12 @@ class Installed:
             for parameter, kept in optimizer.state.items()
             for key, value in kept.items()
         }
-        found: list[Tensor] = []
+
+        tensors: list[Tensor] = []
         for path, before in self._state.items():
             if path[0] == "params":
-                found.append(before)  # parameters are changed in place
+                # The optimizer changes parameters in place, so the slots keep the tensors from before.
+                tensors.append(before)
             elif path[0] == "buffers":
                 if path[1] not in buffers:
                     raise CaptureError(
@@ -206,22 +211,24 @@ class Installed:
                         f"the step makes the buffer {path[1]} one of {now.dtype} of shape {tuple(now.shape)}, which was of "
                         f"{before.dtype} and {tuple(before.shape)}; a captured step keeps its state's types and shapes."
                     )
-                found.append(now)
+                tensors.append(now)
             elif path[0] == "optimizer":
                 value = memory[path[1], path[2]]
-                found.append(value if value.dtype == before.dtype else value.to(before.dtype))
+                tensors.append(value if value.dtype == before.dtype else value.to(before.dtype))
             elif path == WEIGHT:
                 weight = before if self._weight is None else self._weight.to(before.dtype)
-                found.append(torch.zeros_like(before) if ends_window else weight)
+                tensors.append(torch.zeros_like(before) if ends_window else weight)
             else:
                 summed = self._state["params", path[1]].grad
                 now = before if summed is None else summed.detach()
-                found.append(torch.zeros_like(before) if ends_window else now)
+                tensors.append(torch.zeros_like(before) if ends_window else now)
+
+        # State that is new after the step has no input in the graph.
         new = [name for name in buffers if ("buffers", name) not in self._state]
         new += [f"{key} of {name}" for name, key in memory if ("optimizer", name, key) not in self._state]
         if new:
             raise CaptureError(f"the step creates state that wasn't there before it: {', '.join(new)}.")
-        return found
+        return tensors
 
 
 class DataInPlace(TorchFunctionMode):

@@ -1,4 +1,4 @@
-"""Functions whose result's shape torch finds from values, although their arguments can tell it.
+"""Static shapes for functions whose result's shape torch computes from values, although their arguments determine it.
 
 `torch.bincount(x, minlength=n)` has n elements, unless a value is larger. In a captured step it always has n, and
 larger values aren't counted. Classification metrics (torchmetrics' functional ones) use it.

@@ -25,35 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from footplate.step.xla.capture.arithmetic import Number
+from footplate.step.xla.capture.arithmetic import Number, Present
 from footplate.step.xla.capture.attribute_guards import Attribute, is_number
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
 
 MOST = 64
 """The limit for numbers of one step that become inputs."""
-
-
-@dataclass(frozen=True)
-class Present:
-    """The values of the counters, now or some steps ahead.
-
-    Attributes:
-        module: the module.
-        batch_idx: the index of the batch.
-        ahead: the optimizer steps until then.
-    """
-
-    module: Any
-    batch_idx: int = 0
-    ahead: int = 0
-
-    def __call__(self, name: str) -> Any:
-        """`batch_idx`, `current_epoch`, `global_step`, or an attribute of the trainer."""
-        if name == "batch_idx":
-            return self.batch_idx
-        if name == "global_step":
-            return self.module.global_step + self.ahead
-        return self.module.current_epoch if name == "current_epoch" else getattr(self.module.trainer, name)
 
 
 @dataclass(frozen=True)
@@ -64,16 +41,16 @@ class Decision:
         ask: asks the question again.
         answer: the answer that the graph is made for.
         text: the subject of the question: a number, or an attribute of the trainer.
-        place: the line that asked.
+        where: the line that asked.
     """
 
     ask: Callable[[Present], Any]
     answer: Any
     text: str
-    place: str
+    where: str
 
     def __str__(self) -> str:
-        return f"{self.place} ({self.text} was {self.answer!r})"
+        return f"{self.where} ({self.text} was {self.answer!r})"
 
     def holds(self, present: Present) -> bool:
         """Return True if the answer is still the same."""
@@ -95,7 +72,7 @@ class Counted:
 
     def broken(self, present: Present) -> Decision | None:
         """The first decision whose answer has changed."""
-        return next((one for one in self.decisions if not one.holds(present)), None)
+        return next((decision for decision in self.decisions if not decision.holds(present)), None)
 
     def values(self, present: Present) -> list[float]:
         """The current values of the inputs."""
@@ -136,7 +113,7 @@ class Counters:
 
     def attributes(self, fed: Iterable[Attribute]) -> dict[Attribute, Number]:
         """The `Number`s for fed attributes of the module and its submodules."""
-        return {one: self._attribute(*one) for one in fed}
+        return {attribute: self._attribute(*attribute) for attribute in fed}
 
     def _attribute(self, owner: str, name: str) -> Number:
         def read(present: Present) -> Any:

@@ -65,7 +65,7 @@ def named_groups(module: nn.Module, optimizers: Optimizers) -> Iterator[tuple[st
     for optimizer in as_list(optimizers):
         kind = type(optimizer).__name__
         if type(optimizer).__module__.startswith("torch.") and not isinstance(optimizer, CAPTURED):
-            known = ", ".join(one.__name__ for one in CAPTURED)
+            known = ", ".join(supported.__name__ for supported in CAPTURED)
             raise CaptureError(f"{kind} can't be captured yet: of torch's, there are {known}.")
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
@@ -124,14 +124,14 @@ def not_begun(optimizer: Optimizer, group: Mapping[str, Any], memory: Tensor) ->
 
 def rates_of(optimizers: Optimizers) -> list[float]:
     """The numbers that each step is given: the learning rate of each group, and the momentum that a schedule moves."""
-    found = []
+    rates = []
     for optimizer in as_list(optimizers):
         for group in optimizer.param_groups:
-            found.append(float(group["lr"]))
+            rates.append(float(group["lr"]))
             name = _cycled(group)
             if name is not None:
-                found.append(float(group[name][0] if name == "betas" else group[name]))
-    return found
+                rates.append(float(group[name][0] if name == "betas" else group[name]))
+    return rates
 
 
 def prepare(group: dict[str, Any], rates: Iterator[Tensor]) -> None:
@@ -166,17 +166,20 @@ def settings(optimizers: Optimizers) -> dict[str, Any]:
 
 
 def constants_reader(optimizers: Optimizers) -> Callable[[], list[Any]]:
-    """A function that reads the values of `settings` quickly, in a fixed order, to ask in each step whether any
-    changed.
+    """Make a function that reads the values of `settings` quickly, in a fixed order.
+
+    Each step calls it, to find out if a setting has changed.
     """
-    found = [
+    watched = [
         (group, [name for name, _ in _constants(group) if name in group], _cycled(group))
         for optimizer in as_list(optimizers)
         for group in optimizer.param_groups
     ]
 
     def read() -> list[Any]:
-        return [group[name][1:] if name == cycled else group[name] for group, names, cycled in found for name in names]
+        return [
+            group[name][1:] if name == cycled else group[name] for group, names, cycled in watched for name in names
+        ]
 
     return read
 
@@ -206,8 +209,9 @@ _NOT_CONSTANT = {
 
 
 class TensorRates(TorchFunctionMode):
-    """Rates that are tensors where torch asks for their value: `alpha=` and `value=` are multiplied in, and a momentum
-    that is asked whether it is 0 says no.
+    """Lets an optimizer use tensors as rates where torch asks for their values.
+
+    `alpha=` and `value=` are multiplied in. A momentum that is compared with 0 differs from it.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

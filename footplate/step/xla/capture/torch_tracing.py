@@ -74,13 +74,13 @@ def trace(
     """
     draws: list[Draws] = []
 
-    def functional(*given: Tensor) -> list[Tensor]:
+    def functional(*tensors: Tensor) -> list[Tensor]:
         tracer = _tracer()
         tracer.create_node = _noting_lines(tracer.create_node)
         nodes = tracer.graph.nodes
         draws[:] = [Draws(lambda: len(nodes))]
         with draws[0].followed():
-            return [_plain(output) for output in function(list(map(_functional, given, learning)))]
+            return [_plain(output) for output in function(list(map(_functional, tensors, learning)))]
 
     # A child that the user has given to torch.compile is traced as it was before.
     # Functionalisation is done by the mode, in Python; C++'s own, which would come first, is kept out. Python code of
@@ -112,7 +112,8 @@ def _functional(tensor: Tensor, learns: bool) -> Tensor:
     traced = FunctionalTensor.to_functional(tensor)
     if learns:
         traced.requires_grad_(True)
-        traced._is_param = True  # isinstance(tensor, nn.Parameter) holds
+        # With this attribute, isinstance(tensor, nn.Parameter) holds.
+        traced._is_param = True
     return traced
 
 
@@ -138,8 +139,8 @@ def _cleaned(module: GraphModule) -> GraphModule:
 def drop_inputs(module: GraphModule, places: Collection[int]) -> None:
     """Remove unused inputs from a graph."""
     inputs = module.graph.find_nodes(op="placeholder")
-    for place in places:
-        module.graph.erase_node(inputs[place])
+    for index in places:
+        module.graph.erase_node(inputs[index])
     module.recompile()
 
 

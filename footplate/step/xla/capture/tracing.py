@@ -1,4 +1,4 @@
-"""The capture of one step, from the first line of `training_step` to the last parameter that changes.
+"""Capture of one step as a graph, from the first line of `training_step` to the last parameter that changes.
 
 `step/phases.py` has the order of the step. All of it runs with tensors that have no memory, installed instead of the
 module's and optimizer's own (`state.py`), which come back untouched. Learning rates are inputs, so a scheduler never
@@ -19,7 +19,7 @@ from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
 from footplate.step.precision import Precision
 from footplate.step.xla.capture import torch_tracing
-from footplate.step.xla.capture.arithmetic import NumbersAsInputs, pythons_functions
+from footplate.step.xla.capture.arithmetic import NumbersAsInputs, Present, pythons_functions
 from footplate.step.xla.capture.attention_op import AttentionAsOne
 from footplate.step.xla.capture.attribute_guards import Attribute, form_of
 from footplate.step.xla.capture.attribute_guards import fed as feeding
@@ -31,7 +31,7 @@ from footplate.step.xla.capture.rng_ops import NoGenerators
 from footplate.step.xla.capture.side_effects import Change, Changes, refuse_changes
 from footplate.step.xla.capture.state import Installed, Path, State, state_of
 from footplate.step.xla.capture.static_shapes import FixedShapes
-from footplate.step.xla.capture.symbolic_scalars import MOST, Counters, Present
+from footplate.step.xla.capture.symbolic_scalars import MOST, Counters
 from footplate.step.xla.capture.torch_optimizers import Optimizers, as_list, rates_of
 from footplate.step.xla.capture.torch_optimizers import settings as optimizer_settings
 from footplate.step.xla.capture.torch_tracing import pytree
@@ -82,7 +82,7 @@ def capture_training(
         CaptureError: what the step does can't be captured; the text names the user's line.
         ConfigError: the batch has no tensors, `training_step` returned no loss, or settings that don't go together.
     """
-    who = f"{type(module).__name__}.training_step"
+    step_name = f"{type(module).__name__}.training_step"
     optimizers = as_list(optimizer)
     settings = Settings(
         gradient_clip_val,
@@ -95,16 +95,16 @@ def capture_training(
     )
     _refuse_unfit(module, len(optimizers), settings)
 
-    def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any]:
+    def run(state: State, rates: list[Tensor], traced_batch: Any, logs: Logs) -> tuple[list[Tensor], Any]:
         installed = Installed(module, optimizer, state, rates)
-        traced = TracedStep(who, module, optimizers, settings, logs)
+        traced = TracedStep(step_name, module, optimizers, settings, logs)
         with installed.inside(), feeding(module, logs.counters.attributes(fed)), torch_tracing.as_compiled():
-            result = traced.run(installed, given)
+            result = traced.run(installed, traced_batch)
             return installed.read(ends_window and result is not None), result
 
     accumulates, present = accumulate_grad_batches != 1, present or Present(module)
     kind = settings.precision
-    return _settled(who, lambda: _capture(who, module, optimizer, accumulates, batch, present, kind, run))
+    return _settled(step_name, lambda: _capture(step_name, module, optimizer, accumulates, batch, present, kind, run))
 
 
 def capture_evaluation(
@@ -132,25 +132,27 @@ def capture_evaluation(
         CaptureError: what the step does can't be captured, or it changes a buffer; the text names the user's line.
     """
     name = f"{stage}_step"
-    who = f"{type(module).__name__}.{name}"
+    step_name = f"{type(module).__name__}.{name}"
 
     kind, present = Precision.parse(precision), present or Present(module)
 
-    def run(state: State, rates: list[Tensor], given: Any, logs: Logs) -> tuple[list[Tensor], Any]:
+    def run(state: State, rates: list[Tensor], traced_batch: Any, logs: Logs) -> tuple[list[Tensor], Any]:
         installed = Installed(module, None, state, rates)
         forward, numbers = kind.forward_context(torch.device("cpu")), logs.counters.attributes(fed)
         with (
             installed.inside(), feeding(module, numbers), torch_tracing.as_compiled(), viewed_module(module, logs, {}),
             torch.no_grad(), forward,
         ):  # fmt: skip
-            output = call_step(getattr(module, name), name, kind.convert_batch(given), logs.counters, dataloader_idx)
+            output = call_step(
+                getattr(module, name), name, kind.convert_batch(traced_batch), logs.counters, dataloader_idx
+            )
             detached = pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
             return installed.read(), detached
 
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        return _settled(who, lambda: _capture(who, module, None, False, batch, present, kind, run))
+        return _settled(step_name, lambda: _capture(step_name, module, None, False, batch, present, kind, run))
     finally:
         for part, training in modes:
             part.training = training
@@ -161,18 +163,18 @@ def _floating(precision: Precision) -> torch.dtype:
     return torch.float64 if precision.name == "64-true" else torch.get_default_dtype()
 
 
-def _settled(who: str, capture: Callable[[], tuple[Captured, list[Change]]]) -> Captured:
+def _settled(step_name: str, capture: Callable[[], tuple[Captured, list[Change]]]) -> Captured:
     """Capture once, and once more if attributes changed, to find out if they change every time."""
     captured, changes = capture()
-    refuse_changes(who, [change for change in changes if change.traced])
+    refuse_changes(step_name, [change for change in changes if change.traced])
     if changes:
         captured, changes = capture()
-        refuse_changes(who, changes)
+        refuse_changes(step_name, changes)
     return captured
 
 
 def _capture(
-    who: str,
+    step_name: str,
     module: nn.Module,
     optimizer: Optimizers,
     gradients: bool,
@@ -200,32 +202,32 @@ def _capture(
 
     def whole(traced: list[Tensor]) -> list[Tensor]:
         now = dict(zip(state, traced, strict=False))
-        given = pytree.tree_unflatten(traced[len(state) + len(rates) :], tree)
+        traced_batch = pytree.tree_unflatten(traced[len(state) + len(rates) :], tree)
         numbers = traced[len(state) : len(state) + len(rates)]
         counters.inputs = numbers[known:]
-        after, output = run(now, numbers[:known], given, logs)
+        after, output = run(now, numbers[:known], traced_batch, logs)
         counters.inputs = ()
         returned, returned_tree = pytree.tree_flatten(output)
         output_tree[:] = [returned_tree]
-        return [*after, *_tensors(who, returned), *logs.values.values()]
+        return [*after, *_tensors(step_name, returned), *logs.values.values()]
 
     with (
-        explained(who), changes.watched(), pythons_functions(), NumbersAsInputs(), AttentionAsOne(), RecurrenceAsOne(),
-        FixedShapes(), NoGenerators(),
+        explained(step_name), changes.watched(), pythons_functions(), NumbersAsInputs(), AttentionAsOne(),
+        RecurrenceAsOne(), FixedShapes(), NoGenerators(),
     ):  # fmt: skip
         graph = torch_tracing.trace(whole, inputs, learning)
     counted = counters.counted
     unused = range(len(state) + known + len(counted.numbers), len(state) + len(rates))
     torch_tracing.drop_inputs(graph, unused)
     if not trains:
-        graph = _without_state(who, graph, tuple(state))
+        graph = _without_state(step_name, graph, tuple(state))
     form = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves)
     skips = trains and graph_outputs(graph)[len(state)] is None
     captured = Captured(
-        who, graph, tuple(state), known + len(counted.numbers), (tree, form), output_tree[0], logs.options, trains,
+        step_name, graph, tuple(state), known + len(counted.numbers), (tree, form), output_tree[0], logs.options, trains,
         logs.reads, counters.steps, skips, counted,
     )  # fmt: skip
-    return captured, changes.found
+    return captured, changes.changed
 
 
 def graph_outputs(graph: GraphModule) -> Any:
@@ -253,16 +255,16 @@ def _leaves_of(batch: Any) -> tuple[list[Tensor], Any]:
     return [leaf for _, leaf in leaves], tree
 
 
-def _tensors(who: str, leaves: list[Any]) -> list[Any]:
+def _tensors(step_name: str, leaves: list[Any]) -> list[Any]:
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, type(None))):
             raise CaptureError(
-                f"{who} returned {leaf!r:.60}, a {type(leaf).__name__}: a captured step returns tensors or None."
+                f"{step_name} returned {leaf!r:.60}, a {type(leaf).__name__}: a captured step returns tensors or None."
             )
     return leaves
 
 
-def _without_state(who: str, graph: GraphModule, paths: tuple[Path, ...]) -> GraphModule:
+def _without_state(step_name: str, graph: GraphModule, paths: tuple[Path, ...]) -> GraphModule:
     """An evaluation's graph without the state among its outputs, after a check that the state is unchanged."""
     nodes = list(graph.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -272,7 +274,7 @@ def _without_state(who: str, graph: GraphModule, paths: tuple[Path, ...]) -> Gra
             after = after.args[0]
         if after is not before:
             raise CaptureError(
-                f"{who} changes {'.'.join(path)}; an evaluation that is captured leaves the state alone."
+                f"{step_name} changes {'.'.join(path)}; an evaluation that is captured leaves the state alone."
             )
     nodes[-1].args = (list(outputs[len(paths) :]),)
     graph.graph.eliminate_dead_code()
@@ -282,18 +284,20 @@ def _without_state(who: str, graph: GraphModule, paths: tuple[Path, ...]) -> Gra
 
 def _refuse_unfit(module: Any, optimizers: int, settings: Settings) -> None:
     """Refuse overrides of phases that can't be captured, and settings that don't go together."""
-    who, automatic = type(module).__name__, getattr(module, "automatic_optimization", True)
+    module_name, automatic = type(module).__name__, getattr(module, "automatic_optimization", True)
     accumulates = settings.accumulate_grad_batches != 1
     if overrides(module, "optimizer_step"):
-        raise CaptureError(f"{who} overrides optimizer_step, which can't be captured yet: it takes a closure.")
+        raise CaptureError(f"{module_name} overrides optimizer_step, which can't be captured yet: it takes a closure.")
     if settings.precision.name.startswith("16"):
         raise CaptureError(f'precision="{settings.precision.name}" can\'t be captured: use "bf16-mixed".')
     if automatic and optimizers != 1:
-        raise ConfigError(f"{who} has {optimizers} optimizers: without manual optimisation a step has one.")
+        raise ConfigError(f"{module_name} has {optimizers} optimizers: without manual optimisation a step has one.")
     if not automatic and (settings.gradient_clip_val or accumulates or not settings.ends_window):
-        raise ConfigError(f"{who}: with manual optimisation, training_step itself clips and accumulates.")
+        raise ConfigError(f"{module_name}: with manual optimisation, training_step itself clips and accumulates.")
     for name in ("on_before_zero_grad", "optimizer_zero_grad"):
         if accumulates and overrides(module, name):
-            raise CaptureError(f"{who} overrides {name}, which can't be captured together with accumulated batches.")
+            raise CaptureError(
+                f"{module_name} overrides {name}, which can't be captured together with accumulated batches."
+            )
     if not settings.ends_window and not accumulates:
         raise ConfigError("ends_window=False: with accumulate_grad_batches=1 every batch ends its window.")

@@ -81,7 +81,7 @@ def host_array(tensor: Tensor) -> np.ndarray:
 def _check_range(tensor: Tensor) -> None:
     if not tensor.numel():
         return
-    least, most = (int(one) for one in torch.aminmax(tensor))
+    least, most = (int(bound) for bound in torch.aminmax(tensor))
     if least < _INT32.min or most > _INT32.max:
         raise NotRepresentable(
             f"int64 values go from {least} to {most}, and integers on the device have 32 bits ({_INT32.min} to "

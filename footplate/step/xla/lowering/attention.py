@@ -97,8 +97,8 @@ def attention(
     blocks = Blocks(q.shape[-2])
     masks, whole = _cut_mask(blocks, mask)
 
-    def step(carry: None, given: Any) -> tuple[None, Any]:
-        number, block, mask = given
+    def step(carry: None, inputs: Any) -> tuple[None, Any]:
+        number, block, mask = inputs
         scores = _scores(block, k, whole if mask is None else mask, number * blocks.rows, causal, scale)
         sums = jax.nn.logsumexp(scores, axis=-1)
         sums = jnp.where(sums == -jnp.inf, jnp.inf, sums)
@@ -119,9 +119,9 @@ def attention_backward(
     masks, whole = _cut_mask(blocks, mask)
     along = jnp.sum(wide(gradient) * wide(result), -1)
 
-    def step(carry: Any, given: Any) -> tuple[Any, Any]:
+    def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
         of_k, of_v, of_whole = carry
-        number, block, of_result, sums, along, mask = given
+        number, block, of_result, sums, along, mask = inputs
         scores = _scores(block, k, whole if mask is None else mask, number * blocks.rows, causal, scale)
         weights = jnp.exp(scores - sums[..., None])
         share = _share(seed, p, number, weights)

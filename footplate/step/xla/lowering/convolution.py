@@ -257,8 +257,9 @@ _adaptive_average_pool(3, aten._adaptive_avg_pool3d.default, aten._adaptive_avg_
 
 @lowers(aten.adaptive_max_pool2d.default)
 def adaptive_max_pool(context: Context, x: Any, size: Any) -> Any:
-    """Return the maxima and their indices, as `max_pool` does. Windows differ in size: smaller windows are padded with
-    minus infinity.
+    """Return the maxima and their indices, as `max_pool` does.
+
+    Windows differ in size: smaller windows are padded with minus infinity.
     """
     height, width = x.shape[-2:]
     rows, columns = (_elements(n, wanted) for n, wanted in zip((height, width), size, strict=True))

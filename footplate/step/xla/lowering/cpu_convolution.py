@@ -66,8 +66,9 @@ class Convolution:
         return [(p, (n - 1) * s + reach + 1 - size - p, 0) for size, n, s, p, reach in sizes]
 
     def around_result(self) -> Widths:
-        """Padding around and between the result's pixels with which the mirrored kernel fits exactly once for each pixel of
-        the image.
+        """Padding around and between the result's pixels for the gradient of the image.
+
+        With this padding, the mirrored kernel fits exactly once for each pixel of the image.
         """
         sizes = zip(self.image, self.result, self.stride, self.padding, self._reach(), strict=True)
         return [(reach - p, size + p - (n - 1) * s - 1, s - 1) for size, n, s, p, reach in sizes]
@@ -154,7 +155,8 @@ def _tapped(image: Any, kernel: Any, widths: Widths, stride: Sizes, dilation: Si
     """Convolve each channel of an image with its own kernel: the sum, over the taps, of shifted pixels times weight."""
     padded, kernel = wide(_padded(image, widths)), wide(kernel)
     room = zip(padded.shape[2:], kernel.shape[2:], dilation, strict=True)
-    last = [size - d * (k - 1) - 1 for size, k, d in room]  # the last position of the first tap
+    # The last position of the first tap.
+    last = [size - d * (k - 1) - 1 for size, k, d in room]
     total: Any = None
     for tap in np.ndindex(*kernel.shape[2:]):
         first = [at * d for at, d in zip(tap, dilation, strict=True)]
@@ -175,8 +177,8 @@ def _of_taps(geometry: Convolution, gradient: Any, image: Any) -> Any:
     *widths, along = geometry.around_image()
     *reach, last = zip(geometry.result, geometry.stride, geometry.dilation, strict=True)
 
-    def of_channel(given: Any) -> Any:
-        gradient, image = given  # (rows, …)
+    def of_channel(channel: Any) -> Any:
+        gradient, image = channel  # (rows, …)
         image = lax.pad(image, np.zeros((), image.dtype)[()], [(0, 0, 0), *widths, along])
         moved = []
         for tap in np.ndindex(*geometry.kernel[:-1]):
@@ -227,8 +229,10 @@ def _pixels_of_taps(geometry: Convolution) -> np.ndarray:
 
 
 def _shares_of_pixels(geometry: Convolution) -> np.ndarray:
-    """Indices of the reads of each pixel of the image, in (the result's pixels · taps): (the image's pixels, most reads of
-    a pixel). Shorter lists are padded with the number of all reads.
+    """Indices of the reads of each pixel of the image, among (the result's pixels · taps).
+
+    Returns:
+        (the image's pixels, most reads of a pixel). Shorter lists are padded with the number of all reads.
     """
     read = _pixels_of_taps(geometry)
     indices = np.full((math.prod(geometry.image) + 1, read.shape[1]), read.size, np.int32)

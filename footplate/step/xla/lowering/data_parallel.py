@@ -1,4 +1,4 @@
-"""The same step on several devices: each has its part of the batch, and they meet once to average gradients.
+"""Data parallelism of a step over devices: each has its part of the batch, and gradients are averaged once.
 
 Each device has a copy of the state, its part of the batch, and its own key, so that dropout differs between them. One
 all-reduce for each number type averages gradients, loss, logs and floating-point buffers (BatchNorm's statistics, which
@@ -47,7 +47,7 @@ def platform_of(mesh: Mesh) -> str:
 
 
 def data_parallel(captured: Captured, mesh: Mesh) -> Callable[..., Any]:
-    """`lower` for several devices.
+    """Lower a step for several devices.
 
     Args:
         captured: a training step, captured with `averages=True` and the batch of one device.

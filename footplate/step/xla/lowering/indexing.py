@@ -56,13 +56,13 @@ def scatter_reduce(
 ) -> Any:
     how = {"sum": "add", "mean": "add", "prod": "multiply", "amax": "max", "amin": "min"}[reduce]
     source = _fitting(x, indices, source)
-    given = x
+    original = x
     if not include_self:
         x = _at(x, dim, indices, lambda ref: ref.set(_neutral(reduce, x.dtype)))
     x = _at(x, dim, indices, lambda ref: getattr(ref, how)(source))
     if reduce != "mean":
         return x
-    counts = jnp.full(given.shape, int(include_self), jnp.int32)
+    counts = jnp.full(original.shape, int(include_self), jnp.int32)
     counts = jnp.maximum(_at(counts, dim, indices, lambda ref: ref.add(1)), 1)
     return x / counts if jnp.issubdtype(x.dtype, jnp.floating) else x // counts
 
@@ -142,9 +142,9 @@ def index(context: Context, x: Any, indices: Any) -> Any:
 @lowers(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(context: Context, x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
     values = values.astype(x.dtype)
-    given = [(dim, one) for dim, one in enumerate(indices) if one is not None]
-    if len(given) == 1 and given[0][1].dtype == bool:
-        return _put_where(x, *given[0], values, accumulate)
+    chosen = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(chosen) == 1 and chosen[0][1].dtype == bool:
+        return _put_where(x, *chosen[0], values, accumulate)
     ref = x.at[_places(indices)]
     return ref.add(values) if accumulate else ref.set(values)
 
@@ -160,4 +160,4 @@ def _put_where(x: Any, dim: int, mask: Any, values: Any, accumulate: bool) -> An
 
 
 def _places(indices: Any) -> tuple[Any, ...]:
-    return tuple(slice(None) if one is None else one for one in indices)
+    return tuple(slice(None) if index is None else index for index in indices)

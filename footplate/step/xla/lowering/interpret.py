@@ -47,17 +47,17 @@ class MissingOp:
 
 
 def missing_ops(graph: GraphModule) -> list[MissingOp]:
-    """The operations of a graph that can't be lowered, by name. Costs nothing to speak of: ask before compiling."""
-    found: dict[str, list[Node]] = {}
+    """The operations of a graph that can't be lowered, by name. This is cheap: call it before compiling."""
+    by_name: dict[str, list[Node]] = {}
     for node in graph.graph.nodes:
         if node.op != "call_function":
             continue
         if lowering_of(node.target) is None:
-            found.setdefault(str(node.target), []).append(node)
+            by_name.setdefault(str(node.target), []).append(node)
         elif node.target not in COMPLEX and _has_complex(node):
-            found.setdefault(f"{node.target} of complex numbers", []).append(node)
+            by_name.setdefault(f"{node.target} of complex numbers", []).append(node)
     return [
-        MissingOp(name, len(nodes), nodes[0].meta.get("stack_trace") or "") for name, nodes in sorted(found.items())
+        MissingOp(name, len(nodes), nodes[0].meta.get("stack_trace") or "") for name, nodes in sorted(by_name.items())
     ]
 
 
@@ -71,7 +71,7 @@ def require_ops(name: str, graph: GraphModule) -> None:
     """Raise `MissingOperation` if `missing_ops` finds any."""
     missing = missing_ops(graph)
     if missing:
-        lines = "\n".join(f"  {one}" for one in missing)
+        lines = "\n".join(f"  {operation}" for operation in missing)
         raise MissingOperation(
             f"{name} needs operations that XLA's table doesn't have yet. "
             f"docs/reference/xla-operations.md lists those it has. Missing:\n{lines}"
@@ -89,17 +89,17 @@ def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array, platfor
     """
     nodes = list(graph.graph.nodes)
     last_use = {used: node for node in nodes for used in node.all_input_nodes}
-    given, values = iter(inputs), {}
-    for place, node in enumerate(nodes):
+    remaining, values = iter(inputs), {}
+    for index, node in enumerate(nodes):
         args, kwargs = map_arg((node.args, node.kwargs), lambda used: values[used])
         if node.op == "placeholder":
-            values[node] = next(given)
+            values[node] = next(remaining)
         elif node.op == "get_attr":
             values[node] = to_array(functools.reduce(getattr, node.target.split("."), graph))
         elif node.op == "output":
             return list(args[0])
         else:
-            own = functools.partial(jax.random.fold_in, key, node.meta.get(DRAW, place))
+            own = functools.partial(jax.random.fold_in, key, node.meta.get(DRAW, index))
             values[node] = run_node(node, args, kwargs, own, platform)
         for used in node.all_input_nodes:
             if last_use[used] is node:
@@ -126,8 +126,9 @@ def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], p
 
 
 def products_of_whole_numbers(graph: GraphModule) -> list[str]:
-    """The user's lines whose results in int64 may need more than 32 bits: products with large numbers, powers,
-    shifts.
+    """The user's lines whose results in int64 may need more than 32 bits.
+
+    These are products with large numbers, powers and shifts.
     """
     of_inputs: set[Node] = set()
     lines = []
@@ -162,8 +163,8 @@ def context_for(result: Tensor, operands: Sequence[Any], key: Callable[[], jax.A
     common = None
     # A comparison: its operands meet in a type of their own.
     if result.dtype == torch.bool:
-        numbers: list[Any] = [one for one in operands if isinstance(one, (Tensor, bool, int, float))]
-        tensors = [one for one in numbers if isinstance(one, Tensor)]
+        numbers: list[Any] = [operand for operand in operands if isinstance(operand, (Tensor, bool, int, float))]
+        tensors = [operand for operand in numbers if isinstance(operand, Tensor)]
         if tensors:
             dtype = torch.result_type(*map(_plain, numbers[:2])) if len(numbers) > 1 else tensors[0].dtype
             common = value_type(dtype)
@@ -183,7 +184,7 @@ def conformed(name: str, result: Any, expected: Any) -> Any:
         AssertionError: its shape differs from torch's, which is a defect of the table.
     """
     if isinstance(expected, (tuple, list)) and isinstance(result, (tuple, list)):
-        return [conformed(name, one, wanted) for one, wanted in zip(result, expected, strict=False)]
+        return [conformed(name, item, wanted) for item, wanted in zip(result, expected, strict=False)]
     if not isinstance(expected, Tensor) or not is_array(result):
         return result
     if tuple(result.shape) != tuple(expected.shape):

@@ -1,4 +1,4 @@
-"""Random numbers, from keys: no generator, no state.
+"""Random operations with JAX's keys, without a generator.
 
 Each operation of a graph has its own key, made from the step's key and the number of its draw. The same key gives the
 same numbers on any hardware and after any resume. They differ from those of torch's own generator.

@@ -66,8 +66,8 @@ def recurrence_backward(
 ) -> Any:
     hidden = weight.shape[1]
 
-    def backward(of_state: Any, given: Any) -> tuple[Any, Any]:
-        gradient, *operands = given
+    def backward(of_state: Any, inputs: Any) -> tuple[Any, Any]:
+        gradient, *operands = inputs
         _, pull = jax.vjp(partial(_step, cell), *operands)
         of_gates, of_products, of_state = pull(gradient + of_state)
         back = _product("bg,gh->bh", of_products, weight).astype(of_state.dtype)

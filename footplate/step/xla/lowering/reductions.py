@@ -1,4 +1,4 @@
-"""Many elements to fewer: sums, means, extrema, norms, running sums, softmax, order."""
+"""Reductions: sums, means, extrema, norms, running sums, softmax, order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from footplate.step.xla.lowering.table import Context, aten, axes, lowers, wide
 
 
 def _reducing(function: Callable[..., Any], *operations: Any) -> None:
-    """Enter a reduction that computes in the type of its result."""
+    """Register a reduction that computes in the type of its result."""
 
     def lowering(context: Context, x: Any, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
         return function(x.astype(context.dtype), axis=axes(dims, x.ndim), keepdims=keepdim)
@@ -99,9 +99,9 @@ def histogram(context: Context, x: Any, bins: int = 100, low: Any = 0, high: Any
     if low == high:
         low, high = jnp.min(x), jnp.max(x)
         low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
-    place = jnp.clip(jnp.floor((x - low) * bins / (high - low)), 0, bins - 1).astype(jnp.int32)
+    index = jnp.clip(jnp.floor((x - low) * bins / (high - low)), 0, bins - 1).astype(jnp.int32)
     inside = (x >= low) & (x <= high)
-    return jnp.zeros(bins, context.dtype).at[place].add(inside.astype(context.dtype))
+    return jnp.zeros(bins, context.dtype).at[index].add(inside.astype(context.dtype))
 
 
 @lowers(aten._softmax.default)

@@ -42,7 +42,7 @@ def _taps(at: Any, size: int, kind: int, padding: int, align_corners: bool) -> l
     if kind == _BICUBIC:
         first = jnp.floor(at)
         several = [(first + tap, _cubic(at - (first + tap))) for tap in (-1, 0, 1, 2)]
-        return [(_inside(place, size, padding, align_corners), weight) for place, weight in several]
+        return [(_inside(position, size, padding, align_corners), weight) for position, weight in several]
     at = _inside(at, size, padding, align_corners)
     if kind == _NEAREST:
         return [(jnp.round(at), jnp.ones_like(at))]

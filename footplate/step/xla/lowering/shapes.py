@@ -36,8 +36,8 @@ def permute(context: Context, x: Any, dims: Any) -> Any:
 
 
 @lowers(aten.transpose.int)
-def transpose(context: Context, x: Any, one: int, other: int) -> Any:
-    return jnp.swapaxes(x, one, other) if x.ndim else x
+def transpose(context: Context, x: Any, dim0: int, dim1: int) -> Any:
+    return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
 
 
 @lowers(aten.t.default)
@@ -67,8 +67,8 @@ def select_scatter(context: Context, x: Any, source: Any, dim: int, index: int) 
     return x.at[_along(x, dim, index)].set(source.astype(x.dtype))
 
 
-def _along(x: Any, dim: int, what: Any) -> tuple[Any, ...]:
-    return (slice(None),) * (dim % x.ndim) + (what,)
+def _along(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
+    return (slice(None),) * (dim % x.ndim) + (index,)
 
 
 @lowers(aten.cat.default)

@@ -25,7 +25,7 @@ Arrays = dict[Path, jax.Array]
 
 
 def lower(captured: Captured, platform: str | None = None) -> Callable[..., Any]:
-    """A pure function for `jax.jit`.
+    """Lower a captured step to a pure function for `jax.jit`.
 
     Args:
         captured: the step.

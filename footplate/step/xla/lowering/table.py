@@ -63,7 +63,7 @@ def lowering_of(operation: Any) -> Lowering | None:
 
 
 def lowers(*operations: Any) -> Callable[[Lowering], Lowering]:
-    """Enter a function into the table, under one operation or several."""
+    """Register a function in the table, under one operation or several."""
 
     def enter(function: Lowering) -> Lowering:
         for operation in operations:
@@ -79,7 +79,7 @@ def takes_complex(*operations: Any) -> None:
 
 
 def elementwise(function: Callable[..., Any], *operations: Any) -> None:
-    """Enter a function of arrays that computes in the type of its result."""
+    """Register a function of arrays that computes in the type of its result."""
 
     def lowering(context: Context, *args: Any, **kwargs: Any) -> Any:
         return function(
@@ -91,7 +91,7 @@ def elementwise(function: Callable[..., Any], *operations: Any) -> None:
 
 
 def comparing(function: Callable[..., Any], *operations: Any) -> None:
-    """Enter a comparison: a function of arrays whose result has another type than its operands."""
+    """Register a comparison: a function of arrays whose result has another type than its operands."""
 
     def lowering(context: Context, *args: Any) -> Any:
         return function(*[cast(arg, context.common) for arg in args])

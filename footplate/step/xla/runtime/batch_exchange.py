@@ -1,4 +1,4 @@
-"""The rows that each process brings to a batch, agreed on before all processes train on it.
+"""Agreement between processes on the rows of a batch, before all of them train on it.
 
     process 0   0 1 2 3     equal numbers of rows: each process goes on with its own rows, at once
     process 1   4 5 6 7
@@ -76,7 +76,7 @@ class BatchExchange:
                 f"dimension of each tensor: {told}. One program trains on all of it: bring batches into one form, such as "
                 "by padding to a fixed length."
             )
-        whole = [_joined(found) for found in zip(*(leaves for _, _, leaves in having), strict=True)]
+        whole = [_joined(pieces) for pieces in zip(*(leaves for _, _, leaves in having), strict=True)]
         rows = 0 if own is None else rows_of(own)
         return Flat(whole, batch.tree, batch.left_out), rows / rows_of(whole)
 
@@ -85,17 +85,17 @@ class BatchExchange:
 
     def _digest(self, count: int, form: Form) -> int:
         """A hash of a form, the same in every process."""
-        found = self._known.get((count, form))
-        if found is None:
+        number = self._known.get((count, form))
+        if number is None:
             digest = hashlib.blake2b(f"{count} {form.tree} {form}".encode(), digest_size=7).digest()
-            found = self._known[count, form] = int.from_bytes(digest)
-        return found
+            number = self._known[count, form] = int.from_bytes(digest)
+        return number
 
 
 def _apart_from_rows(leaf: Tensor) -> tuple[int, torch.Size, torch.dtype]:
     return leaf.ndim, leaf.shape[1:], leaf.dtype
 
 
-def _joined(found: Sequence[Tensor]) -> Tensor:
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
     """Return the rows of all processes. A tensor without rows is the first process's."""
-    return torch.cat(list(found)) if found[0].ndim else found[0]
+    return torch.cat(list(pieces)) if pieces[0].ndim else pieces[0]

@@ -1,4 +1,4 @@
-"""Batches on the devices: moved by the step itself, or by a thread before the step asks.
+"""Placement of batches on the devices, by the step itself or by a prefetch thread.
 
     prefetched   thread: place(batch), kept under the batch's identity ──► step: take(batch) finds it
     otherwise                                                              step: take(batch) places it
@@ -31,13 +31,13 @@ class Placed:
     """A batch that is on the devices.
 
     Attributes:
-        given: the batch as the loader gave it.
+        source: the batch as the loader gave it.
         own: its tensors.
         batch: the tensors of all processes, without values if each process has as many rows.
         arrays: the arrays on the devices; None if a process needs the rows of the others first.
     """
 
-    given: Any
+    source: Any
     own: Flat
     batch: Flat
     arrays: tuple[jax.Array, ...] | None
@@ -54,7 +54,8 @@ class BatchPlacement:
     def __init__(self, spec: StepSpec, programs: ProgramCache) -> None:
         self._spec, self._programs = spec, programs
         self._wide = spec.precision.name == "64-true"
-        self._ahead: dict[str, dict[int, Placed]] = {}  # placed batches, by stage and by the batch's identity
+        # Placed batches, by stage and by the identity of the batch.
+        self._ahead: dict[str, dict[int, Placed]] = {}
 
     def mover(self, stage: str) -> Callable[[Any], Any] | None:
         """See `Step.mover`."""
@@ -75,15 +76,15 @@ class BatchPlacement:
 
     def take(self, stage: str, batch: Any) -> Placed:
         """A batch on the devices, where a prefetch thread may have put it already."""
-        found = self._ahead.get(stage, {}).pop(id(batch), None)
-        return self.place(stage, batch) if found is None or found.given is not batch else found
+        placed = self._ahead.get(stage, {}).pop(id(batch), None)
+        return self.place(stage, batch) if placed is None or placed.source is not batch else placed
 
     def place(self, stage: str, batch: Any) -> Placed:
         """Move a batch to the devices; for training, as if every process had as many rows."""
         flat, programs = self.flat(batch), self._programs
         if stage != "training":
-            parts = sharding.parts_to_evaluate(flat.leaves, programs.here.size)
-            return Placed(batch, flat, flat, self._place(programs.here, flat, parts, parts))
+            parts = sharding.parts_to_evaluate(flat.leaves, programs.local_mesh.size)
+            return Placed(batch, flat, flat, self._place(programs.local_mesh, flat, parts, parts))
         everyones = sharding.of_all(flat, programs.processes)
         parts = programs.parts(everyones)
         if not programs.divides(parts):
@@ -105,7 +106,9 @@ class BatchPlacement:
     def place_together(self, batches: Sequence[Flat], parts: int) -> tuple[jax.Array, ...]:
         """Move batches of one form to the devices, for a call of several steps."""
         own_parts = parts // self._programs.processes
-        stacked = [np.stack(arrays) for arrays in zip(*(self._arrays(one, own_parts) for one in batches), strict=True)]
+        stacked = [
+            np.stack(arrays) for arrays in zip(*(self._arrays(batch, own_parts) for batch in batches), strict=True)
+        ]
         return sharding.place(self._programs.mesh, stacked, sharding.spec_of(parts, sharding.ROWS_OF_EACH), copy=False)
 
     def flat(self, batch: Any) -> Flat:
@@ -118,7 +121,7 @@ class BatchPlacement:
 
     def _arrays(self, batch: Flat, parts: int) -> list[np.ndarray]:
         """The values of a batch in the order in which this process's devices take its rows."""
-        devices = self._programs.here.size
+        devices = self._programs.local_mesh.size
         return [sharding.spread(array, parts, devices) for array in _host_arrays(batch)]
 
 
@@ -128,11 +131,11 @@ def _host_arrays(batch: Flat) -> list[np.ndarray]:
     Raises:
         DataError: the devices can't represent the type or the values of a tensor.
     """
-    found = []
+    arrays = []
     for index, leaf in enumerate(batch.leaves):
         try:
-            found.append(host_array(leaf))
+            arrays.append(host_array(leaf))
         except NotRepresentable as error:
             leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(batch.leaves, batch.tree))
             raise DataError(f"batch{pytree.keystr(leaves[index][0])}: {error}") from error
-    return found
+    return arrays

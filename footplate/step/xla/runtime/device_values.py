@@ -16,15 +16,15 @@ class OnDevice(DeviceScalar):
 
     Args:
         array: the result: a number, or one number for each step.
-        place: the index of the step; None for a single number.
+        index: the index of the step; None for a single number.
         share: the factor by which this process counts it.
     """
 
-    __slots__ = ("array", "place", "share")
+    __slots__ = ("array", "index", "share")
 
-    def __init__(self, array: jax.Array, place: int | None = None, share: float = 1.0) -> None:
+    def __init__(self, array: jax.Array, index: int | None = None, share: float = 1.0) -> None:
         self.array = array
-        self.place = place
+        self.index = index
         self.share = share
 
     @classmethod
@@ -32,10 +32,10 @@ class OnDevice(DeviceScalar):
         """See `DeviceScalar.read`. Each array is read once, however many of the values are in it."""
         arrays = {id(value.array): value.array for value in values}
         numbers: dict[int, Any] = dict(zip(arrays, jax.device_get(list(arrays.values())), strict=True))
-        found = (
-            numbers[id(value.array)] if value.place is None else numbers[id(value.array)][value.place]
+        elements = (
+            numbers[id(value.array)] if value.index is None else numbers[id(value.array)][value.index]
             for value in values
         )
         return [
-            float(np.asarray(number).reshape(())) * value.share for number, value in zip(found, values, strict=True)
+            float(np.asarray(number).reshape(())) * value.share for number, value in zip(elements, values, strict=True)
         ]

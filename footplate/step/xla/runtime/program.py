@@ -52,17 +52,23 @@ class Program:
 
     @cached_property
     def one(self) -> Callable[..., Any]:
-        """`(state, rates, key, batch) → (state, loss, logs)`, each a tuple in the captured order."""
+        """The compiled function of one step.
+
+        `(state, rates, key, batch) → (state, loss, logs)`, each a tuple in the captured order.
+        """
         return self._compiled(self._step(), ROWS)
 
     @cached_property
     def several(self) -> Callable[..., Any]:
-        """The same for several steps: batches, rates, keys, losses and logs have the steps as their first dimension."""
+        """The compiled function of several steps.
+
+        Batches, rates, keys, losses and logs have the steps as their first dimension.
+        """
         step = self._step()
 
         def run(state: Any, rates: Any, keys: Any, batches: Any) -> tuple[Any, Any, Any]:
-            def body(state: Any, given: Any) -> tuple[Any, Any]:
-                state, loss, logs = step(state, *given)
+            def body(state: Any, inputs: Any) -> tuple[Any, Any]:
+                state, loss, logs = step(state, *inputs)
                 return state, (loss, logs)
 
             state, (losses, logs) = lax.scan(body, state, (rates, keys, batches))
@@ -72,7 +78,7 @@ class Program:
 
     @cached_property
     def evaluation(self) -> Callable[..., Any]:
-        """`(state, rates, key, batch) → (outputs, logs)`."""
+        """The compiled function of an evaluation: `(state, rates, key, batch) → (outputs, logs)`."""
         function, paths = lower(self.captured, platform_of(self._mesh)), self.captured.paths
 
         def run(state: Any, rates: Any, key: Any, batch: Any) -> tuple[Any, Any]:

@@ -32,8 +32,8 @@ from footplate.core.errors import ConfigError
 from footplate.core.hooks import step_arguments
 from footplate.step.base import StepSpec
 from footplate.step.xla.capture import Captured, capture_evaluation, capture_training
+from footplate.step.xla.capture.arithmetic import Present
 from footplate.step.xla.capture.attribute_guards import Attribute, is_number
-from footplate.step.xla.capture.symbolic_scalars import Present
 from footplate.step.xla.capture.torch_optimizers import Optimizers, settings
 from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.interpret import products_of_whole_numbers
@@ -87,38 +87,41 @@ class ProgramCache:
     Args:
         spec: the parts and settings of the step.
         mesh: the devices that train.
-        here: the devices of this process, which evaluate.
+        local_mesh: the devices of this process, which evaluate.
 
     Attributes:
-        made: the compiled programs, in order.
+        compilations: the compiled programs, in order.
         whole: the step computes on the whole batch, instead of averaging over the devices' parts.
     """
 
-    def __init__(self, spec: StepSpec, mesh: Mesh, here: Mesh) -> None:
+    def __init__(self, spec: StepSpec, mesh: Mesh, local_mesh: Mesh) -> None:
         self.spec = spec
-        self.mesh, self.here = mesh, here
+        self.mesh, self.local_mesh = mesh, local_mesh
         self.whole = spec.sync_batchnorm or spec.sharded
-        self.made: list[Compilation] = []
-        self._found: dict[
-            tuple[str, Form, bool, int | None], list[Program]
-        ] = {}  # one program for each path through the step
-        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)  # numbers that are inputs, by stage
+        self.compilations: list[Compilation] = []
+        # One program for each path through the step.
+        self._programs: dict[tuple[str, Form, bool, int | None], list[Program]] = {}
+        # The attributes whose numbers are inputs of the program, by stage.
+        self._fed: defaultdict[str, set[Attribute]] = defaultdict(set)
         self._never_fed: set[Attribute] = set()
-        self._indexed: dict[str, bool] = {}  # by stage: True if its step takes the loader's index
-        self._warned: set[str] = set()  # lines of the user's code that multiply integers and were logged
+        # True if the stage's step takes the loader's index, by stage.
+        self._indexed: dict[str, bool] = {}
+        # Lines of the user's code that multiply integers and were logged already.
+        self._warned: set[str] = set()
         self._changes = 0
-        self._reason = ""  # reason for making the next program
-        self._made_from = self._things()
+        # The reason for making the next program.
+        self._reason = ""
+        self._made_from = self._sources()
 
     @property
     def processes(self) -> int:
         """The number of processes. Each has as many devices."""
-        return self.mesh.size // self.here.size
+        return self.mesh.size // self.local_mesh.size
 
     @property
     def captured(self) -> list[Captured]:
         """The captured steps of the current programs, in order."""
-        return [program.captured for programs in self._found.values() for program in programs]
+        return [program.captured for programs in self._programs.values() for program in programs]
 
     def training(self, batch: Flat, present: Present, ends_window: bool = True) -> Program:
         """The program that trains on batches of this form, at the end of an accumulation window or inside it."""
@@ -140,16 +143,16 @@ class ProgramCache:
         Raises:
             ConfigError: that has happened too often.
         """
-        now = self._things() if stage == "training" else self._made_from
+        now = self._sources() if stage == "training" else self._made_from
         if now != self._made_from:
-            what = next(one for one in (*now, *self._made_from) if now.get(one) != self._made_from.get(one))
-            self._changed(stage, f"{what} was {self._made_from.get(what)!r} and is {now.get(what)!r} now")
+            name = next(name for name in (*now, *self._made_from) if now.get(name) != self._made_from.get(name))
+            self._changed(stage, f"{name} was {self._made_from.get(name)!r} and is {now.get(name)!r} now")
             self._made_from = now
-        for program in [one for key, programs in self._found.items() if key[0] == stage for one in programs]:
+        for program in [program for key, programs in self._programs.items() if key[0] == stage for program in programs]:
             changes = program.captured.reads.changes(self.spec.module)
             if changes:
-                self._fed[stage] |= {one.attribute for one in changes if one.is_number} - self._never_fed
-                self._changed(stage, "; ".join(one.text for one in changes))
+                self._fed[stage] |= {change.attribute for change in changes if change.is_number} - self._never_fed
+                self._changed(stage, "; ".join(change.text for change in changes))
                 break
 
     @contextlib.contextmanager
@@ -168,7 +171,7 @@ class ProgramCache:
         self, stage: str, batch: Flat, present: Present, ends_window: bool, dataloader_idx: int | None
     ) -> Program:
         key = stage, Form.of(batch), ends_window, dataloader_idx
-        programs = self._found.setdefault(key, [])
+        programs = self._programs.setdefault(key, [])
         broken = None
         for program in programs:
             broken = program.captured.counted.broken(present)
@@ -198,7 +201,8 @@ class ProgramCache:
         if fed:
             try:
                 return make(tuple(sorted(fed)))
-            except Exception:  # the user's code may raise anything when it is given no plain number
+            except Exception:
+                # The user's code may raise anything if it gets no plain number.
                 self._never_fed |= self._fed.pop(stage)
         return make(())
 
@@ -255,22 +259,22 @@ class ProgramCache:
                 self.spec.module, pytree.tree_unflatten(batch.leaves, batch.tree), stage,
                 precision=self.spec.precision.name, dataloader_idx=dataloader_idx, fed=fed, present=present,
             )  # fmt: skip
-        parts = parts_to_evaluate(batch.leaves, self.here.size)
-        return Program(captured, self.here, parts, True, self.spec.sharded)
+        parts = parts_to_evaluate(batch.leaves, self.local_mesh.size)
+        return Program(captured, self.local_mesh, parts, True, self.spec.sharded)
 
-    def _things(self) -> dict[str, Any]:
+    def _sources(self) -> dict[str, Any]:
         """The things that programs are made from, besides batches and attributes."""
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             f"{name}.requires_grad": parameter.requires_grad for name, parameter in self.spec.module.named_parameters()
         }
-        return found | settings(self.spec.optimizers)
+        return values | settings(self.spec.optimizers)
 
     def _changed(self, stage: str, reason: str) -> None:
-        outdated = [key for key in self._found if key[0] == stage and self._found[key]]
+        outdated = [key for key in self._programs if key[0] == stage and self._programs[key]]
         if not outdated:
             return
         for key in outdated:
-            del self._found[key]
+            del self._programs[key]
         self._changes += 1
         self._reason = f" since {reason}"
         if self._changes > MOST_CHANGES:
@@ -280,16 +284,34 @@ class ProgramCache:
                 "it), or train with another accelerator."
             )
 
-    def _tell(self, made: Compilation, reason: str) -> None:
-        before = [one for one in self.made if (one.name, one.steps) == (made.name, made.steps)]
-        self.made.append(made)
-        each = f", {made.steps} steps in one call" if made.steps > 1 else ""
+    def _tell(self, compilation: Compilation, reason: str) -> None:
+        before = [
+            earlier
+            for earlier in self.compilations
+            if (earlier.name, earlier.steps) == (compilation.name, compilation.steps)
+        ]
+        self.compilations.append(compilation)
+        each = f", {compilation.steps} steps in one call" if compilation.steps > 1 else ""
+
         if not before:
-            log.info("%s for batches of %s%s: compiled in %.1f s.", made.name, made.form, each, made.seconds)
+            log.info(
+                "%s for batches of %s%s: compiled in %.1f s.",
+                compilation.name,
+                compilation.form,
+                each,
+                compilation.seconds,
+            )
             return
-        reason = reason or f", for batches of {made.form}; before: {', '.join(one.form for one in before)}"
+        reason = (
+            reason or f", for batches of {compilation.form}; before: {', '.join(earlier.form for earlier in before)}"
+        )
         log.warning(
-            "%s was compiled again (program %d, %.1f s)%s%s.", made.name, len(before) + 1, made.seconds, each, reason
+            "%s was compiled again (program %d, %.1f s)%s%s.",
+            compilation.name,
+            len(before) + 1,
+            compilation.seconds,
+            each,
+            reason,
         )
 
 
@@ -302,7 +324,7 @@ def trained_by(spec: StepSpec) -> Optimizers:
 
 @contextlib.contextmanager
 def _logging_by_class(module: Any) -> Iterator[None]:
-    """Hide the `log` that a LightningModule has on the object: the capture's `log` is on the class."""
+    """Hide a `log` that the module has on the object: the capture's `log` is on the class."""
     bound = vars(module).pop("log", None)
     try:
         yield

@@ -159,11 +159,11 @@ def place(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec, copy: b
         copy: copy them first, since a loader may fill the same memory again while the devices still read it.
     """
     shardings = [NamedSharding(mesh, spec if array.ndim >= len(spec) else WHOLE) for array in arrays]
-    given = [np.array(array, copy=True) for array in arrays] if copy else list(arrays)
+    copies = [np.array(array, copy=True) for array in arrays] if copy else list(arrays)
     if mesh.is_multi_process:
-        pairs = zip(shardings, given, strict=True)
+        pairs = zip(shardings, copies, strict=True)
         return tuple(jax.make_array_from_process_local_data(sharding, array) for sharding, array in pairs)
-    return tuple(jax.device_put(given, shardings))
+    return tuple(jax.device_put(copies, shardings))
 
 
 def place_all(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec) -> tuple[jax.Array, ...]:
@@ -172,8 +172,8 @@ def place_all(mesh: Mesh, arrays: Sequence[np.ndarray], spec: PartitionSpec) -> 
 
 
 def _placed_whole(mesh: Mesh, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
-    given = np.array(array, copy=True)
-    return jax.make_array_from_callback(given.shape, NamedSharding(mesh, spec), lambda index: given[index])
+    copied = np.array(array, copy=True)
+    return jax.make_array_from_callback(copied.shape, NamedSharding(mesh, spec), lambda index: copied[index])
 
 
 # A tensor with fewer elements is whole on every device.
@@ -191,14 +191,14 @@ def layout(shape: Sequence[int], devices: int, sharded: bool) -> PartitionSpec:
 
 def put_state(mesh: Mesh, tensors: dict[Any, Tensor], sharded: bool) -> dict[Any, jax.Array]:
     """Move a state to the devices."""
-    found: dict[Any, jax.Array] = {}
+    placed: dict[Any, jax.Array] = {}
     put = place_all if mesh.is_multi_process else place
     for path, tensor in tensors.items():
-        (found[path],) = put(mesh, [host_array(tensor)], layout(tensor.shape, mesh.size, sharded))
-    return found
+        (placed[path],) = put(mesh, [host_array(tensor)], layout(tensor.shape, mesh.size, sharded))
+    return placed
 
 
-def part_here(array: jax.Array, mesh: Mesh, spec: PartitionSpec = WHOLE) -> jax.Array:
+def local_part(array: jax.Array, mesh: Mesh, spec: PartitionSpec = WHOLE) -> jax.Array:
     """Return an array on this process's devices alone, from an array that each process cuts in the same way."""
     pieces = {piece.device: piece.data for piece in array.addressable_shards}
     on_each = [pieces[device] for device in mesh.devices.flat]

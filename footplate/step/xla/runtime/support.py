@@ -19,19 +19,19 @@ def check_module(spec: StepSpec) -> None:
     Raises:
         ConfigError: names the method and the alternative.
     """
-    module, who = spec.module, type(spec.module).__name__
+    module, module_name = spec.module, type(spec.module).__name__
     if not spec.optimizers:
         for name in _MODES:
             _refuse_mode(module, name)
         return
     if module.automatic_optimization and len(spec.optimizers) > 1:
         raise ConfigError(
-            f"{who}.configure_optimizers() returned {len(spec.optimizers)} optimizers: with several, set "
+            f"{module_name}.configure_optimizers() returned {len(spec.optimizers)} optimizers: with several, set "
             "self.automatic_optimization = False and call backward and step yourself in training_step."
         )
     if overrides(module, "optimizer_step"):
         raise ConfigError(
-            f"{who} overrides optimizer_step(), which takes a closure and can't be compiled: use "
+            f"{module_name} overrides optimizer_step(), which takes a closure and can't be compiled: use "
             'accelerator="cpu" or "cuda".'
         )
     for name in _INSIDE:
@@ -58,12 +58,12 @@ def check_processes(spec: StepSpec) -> None:
     Raises:
         ConfigError: something differs.
     """
-    meant = {
+    settings = {
         "devices": list(spec.device_ids),
         "strategy": "fsdp" if spec.sharded else "auto",
         "sync_batchnorm": spec.sync_batchnorm,
         "iterations_per_loop": spec.iterations_per_loop,
     }
     if spec.sharded:
-        meant["callbacks that may look at the weights"] = ", ".join(spec.hooks.looking) or "none"
-    check_alike(spec.group, meant, "Give every process the same.")
+        settings["callbacks that may look at the weights"] = ", ".join(spec.hooks.looking) or "none"
+    check_alike(spec.group, settings, "Give every process the same.")

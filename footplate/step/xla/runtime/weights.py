@@ -46,7 +46,7 @@ class Weights:
     Args:
         spec: the parts and settings of the step.
         mesh: the devices that train.
-        here: the devices of this process, which evaluate.
+        local_mesh: the devices of this process, which evaluate.
 
     Attributes:
         summed: batches of the window so far. Their gradients are in the state.
@@ -54,18 +54,22 @@ class Weights:
         alone: this process has failed, and must not wait for others.
     """
 
-    def __init__(self, spec: StepSpec, mesh: Mesh, here: Mesh) -> None:
-        self._spec, self._mesh, self._here = spec, mesh, here
+    def __init__(self, spec: StepSpec, mesh: Mesh, local_mesh: Mesh) -> None:
+        self._spec, self._mesh, self._local_mesh = spec, mesh, local_mesh
         self._optimizers = trained_by(spec)
-        self._apart = spec.sharded and mesh.size > here.size  # no process has the whole state
+        # True if no process has the whole state.
+        self._apart = spec.sharded and mesh.size > local_mesh.size
         self.summed = 0
         self.weight: torch.Tensor | None = None
         self.alone = False
         self._like = self._host_state()
         self._state: Arrays | None = None
-        self._state_here: Arrays | None = None  # the state on the devices of this process, for evaluations
-        self._ahead = False  # the devices' weights are newer than the module's
-        self._lost = False  # a step has failed after it had reused the state's memory
+        # The state on the devices of this process, for evaluations.
+        self._local_state: Arrays | None = None
+        # True if the devices' weights are newer than the module's.
+        self._ahead = False
+        # True if a step has failed after it had reused the state's memory.
+        self._lost = False
 
     def put(self) -> Arrays:
         """Return the state on the devices. Copy it there if it isn't there yet.
@@ -80,44 +84,46 @@ class Weights:
         if self._state is None:
             self._like = self._host_state()
             self._state = sharding.put_state(self._mesh, self._like, self._spec.sharded)
-            self._state_here, self._ahead = None, False
+            self._local_state, self._ahead = None, False
         return self._state
 
-    def on_here(self) -> Arrays:
+    def local_state(self) -> Arrays:
         """Return the part of the state that an evaluation needs, on the devices of this process."""
-        if self._mesh.size == self._here.size:
+        if self._mesh.size == self._local_mesh.size:
             return self.put()
         # Nothing has been trained since the host had the whole state.
-        if self._state_here is None and self._apart:
-            self._state_here = sharding.put_state(self._here, _evaluated(self._host_state()), True)
-        if self._state_here is None:
-            self._state_here = {path: sharding.part_here(array, self._here) for path, array in self.put().items()}
-        return self._state_here
+        if self._local_state is None and self._apart:
+            self._local_state = sharding.put_state(self._local_mesh, _evaluated(self._host_state()), True)
+        if self._local_state is None:
+            self._local_state = {
+                path: sharding.local_part(array, self._local_mesh) for path, array in self.put().items()
+            }
+        return self._local_state
 
     def gather(self) -> None:
         """Gather the parameters and buffers on the devices of this process, if no process has all of them."""
-        if self._apart and self._ahead and self._state_here is None:
+        if self._apart and self._ahead and self._local_state is None:
             state = _evaluated(self.put())
-            self._state_here = {path: self._brought(array) for path, array in state.items()}
+            self._local_state = {path: self._brought(array) for path, array in state.items()}
 
     def _brought(self, array: jax.Array) -> jax.Array:
         """An array of all processes' devices, on the devices of this process. All processes call it together."""
-        spec = sharding.layout(array.shape, self._here.size, True)
-        rows = np.array(self._mesh.devices).reshape(-1, self._here.size)  # (processes, devices of each)
+        spec = sharding.layout(array.shape, self._local_mesh.size, True)
+        rows = np.array(self._mesh.devices).reshape(-1, self._local_mesh.size)  # (processes, devices of each)
         lying = NamedSharding(Mesh(rows, ("process", AXIS)), spec)
-        return sharding.part_here(jax.block_until_ready(_relaid(lying)(array)), self._here, spec)
+        return sharding.local_part(jax.block_until_ready(_relaid(lying)(array)), self._local_mesh, spec)
 
     def change(self, paths: Sequence[Path], program: Callable[..., Any]) -> tuple[Any, ...]:
         """Run a program on the state in the order of `paths`; keep the new state, and return the other results."""
         state = self.put()
         try:
-            after, *others = program(tuple(state[path] for path in paths))
+            after, *results = program(tuple(state[path] for path in paths))
         except Exception:
             self._lost = any(array.is_deleted() for array in state.values())
             raise
-        self._state, self._state_here = dict(zip(paths, after, strict=True)), None
+        self._state, self._local_state = dict(zip(paths, after, strict=True)), None
         self._ahead = True
-        return tuple(others)
+        return tuple(results)
 
     def fetch(self, may_change: bool = False) -> None:
         """Copy the state of the devices to the module and the optimizers on the host.
@@ -136,7 +142,7 @@ class Weights:
             self._load(self._fetched(self._state))
             self._ahead = False
         if may_change:
-            self._state = self._state_here = None
+            self._state = self._local_state = None
 
     def _fetched(self, state: Arrays) -> State:
         if not self._apart:
@@ -144,8 +150,9 @@ class Weights:
         return {path: to_tensor(self._brought(state[path]), like.dtype) for path, like in self._like.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The gradients of an unfinished window, in the eager step's form, so that another accelerator can finish
-        it.
+        """The gradients of an unfinished window, in the eager step's form.
+
+        Another accelerator can finish the window.
         """
         if not self.summed:
             return {}
@@ -154,8 +161,8 @@ class Weights:
         return state if self.weight is None or not self.weight.item() else {**state, "weight": self.weight}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state_dict`. Module and optimizers are loaded already."""
-        self._state, self._state_here, self._ahead = None, None, False
+        """Load a state that `state_dict` returned. Module and optimizers are loaded already."""
+        self._state, self._local_state, self._ahead = None, None, False
         self.summed = state.get("accumulated", 0)
         self.weight = state.get("weight")
         parameters = dict(self._spec.module.named_parameters())
@@ -165,7 +172,9 @@ class Weights:
     def begin_alike(self) -> None:
         """Copy the state of the first process to all processes."""
         if self._spec.group.is_distributed:
-            self._load({path: self._spec.group.from_first(one.clone()) for path, one in self._host_state().items()})
+            self._load(
+                {path: self._spec.group.from_first(tensor.clone()) for path, tensor in self._host_state().items()}
+            )
 
     def _load(self, state: State) -> None:
         with torch.inference_mode(False), torch.no_grad():
@@ -179,12 +188,12 @@ class Weights:
         if self.summed:
             return state
         of_window = ("gradients", WEIGHT[0])
-        return {path: torch.zeros_like(one) if path[0] in of_window else one for path, one in state.items()}
+        return {path: torch.zeros_like(tensor) if path[0] in of_window else tensor for path, tensor in state.items()}
 
 
 def _evaluated(state: dict[Path, Any]) -> dict[Path, Any]:
     """The part of a state that an evaluation reads."""
-    return {path: one for path, one in state.items() if path[0] in ("params", "buffers")}
+    return {path: array for path, array in state.items() if path[0] in ("params", "buffers")}
 
 
 @functools.cache

@@ -33,8 +33,8 @@ from footplate.hardware.xla import cache_directory
 from footplate.step.base import Step, StepSpec
 from footplate.step.eager import EagerStep
 from footplate.step.xla.capture import Captured
+from footplate.step.xla.capture.arithmetic import Present
 from footplate.step.xla.capture.module_view import reduction_of
-from footplate.step.xla.capture.symbolic_scalars import Present
 from footplate.step.xla.capture.torch_optimizers import constants_reader, rates_of
 from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.step.xla.lowering.arrays import to_tensor
@@ -78,26 +78,27 @@ class XLAStep(Step):
         check_module(spec)
         self.chunk_size = spec.iterations_per_loop
         self._mesh = mesh_of(devices)
-        self._here = mesh_of([device for device in devices if device.process_index == jax.process_index()])
-        self._several = self._mesh.size > self._here.size
+        self._local_mesh = mesh_of([device for device in devices if device.process_index == jax.process_index()])
+        self._several = self._mesh.size > self._local_mesh.size
         self._virtual = len(devices) > 1 and devices[0].platform == "cpu"
         self._optimizers = trained_by(spec)
         # Stages whose programs are known to hold: no user code has run since the check.
         self._checked: set[str] = set()
-        self._programs = ProgramCache(spec, self._mesh, self._here)
+        self._programs = ProgramCache(spec, self._mesh, self._local_mesh)
         self._placement = BatchPlacement(spec, self._programs)
-        self._weights = Weights(spec, self._mesh, self._here)
+        self._weights = Weights(spec, self._mesh, self._local_mesh)
         self._constants = constants_reader(self._optimizers)
         self._settings = self._constants()
         self._shows_loss = bool(spec.hooks.weight_readers("on_train_batch_end"))
-        self._last: Any = None  # the loss of the newest step
+        # The loss of the newest step.
+        self._last: Any = None
         self._exchange = BatchExchange(spec)
         self._weights.begin_alike()
 
     @property
     def compilations(self) -> list[Compilation]:
         """The compiled programs, in order."""
-        return self._programs.made
+        return self._programs.compilations
 
     @property
     def captured(self) -> list[Captured]:
@@ -135,21 +136,23 @@ class XLAStep(Step):
         return output
 
     def _shared(self, placed: Placed, batch_idx: int, seed: int) -> tuple[Placed, float, int]:
-        """A batch on the devices of all processes, the share of its rows that this process brings, and the common
-        seed.
+        """Agree with the other processes on a batch.
+
+        Returns:
+            The batch on the devices of all processes, the share of its rows that this process brings, and the common seed.
         """
         alike, seed = self._exchange.agree([placed.own], batch_idx, placed.arrays is not None, seed)
         if alike:
             return placed, 1 / self._programs.processes, seed
         everyones, share = self._exchange.exchange(placed.own, batch_idx)
-        return self._placement.place_all(placed.given, placed.own, everyones), share, seed
+        return self._placement.place_all(placed.source, placed.own, everyones), share, seed
 
     def _chunk(self, batches: Sequence[Any], seed: int, batch_idx: int) -> Iterator[Any] | None:
         """Train on all batches in one call; return None if they differ, or if a step would take another path."""
         count, module = len(batches), self.spec.module
         flat = [self._placement.flat(batch) for batch in batches]
         everyones = sharding.of_all(flat[0], self._programs.processes)
-        alike = all(one.alike(flat[0]) for one in flat) and self._programs.divides(self._programs.parts(everyones))
+        alike = all(batch.alike(flat[0]) for batch in flat) and self._programs.divides(self._programs.parts(everyones))
         if self._several:
             alike, seed = self._exchange.agree(flat, batch_idx, alike, seed)
         if not alike:
@@ -160,12 +163,12 @@ class XLAStep(Step):
             presents = [Present(module, batch_idx + index, index * captured.steps) for index in range(count)]
             if any(captured.counted.broken(present) for present in presents):
                 return None
-            given = self._placement.place_together(flat, program.parts)
+            placed = self._placement.place_together(flat, program.parts)
             with self._programs.noted(program, everyones, count):
                 each = zip(self.spec.rates_ahead(count), presents, strict=True)
                 rates = np.array([[*rates, *captured.counted.values(present)] for rates, present in each])
                 keys = np.stack([_words(seed + index) for index in range(count)])
-                losses, logs = self._call(program, program.several, rates, keys, given)
+                losses, logs = self._call(program, program.several, rates, keys, placed)
         share = 1 / self._programs.processes
         return (self._finished(program, batch, losses, logs, index, share) for index, batch in enumerate(batches))
 
@@ -180,10 +183,10 @@ class XLAStep(Step):
         self._weights.put()
         return program
 
-    def _call(self, program: Program, run: Callable[..., Any], *given: Any) -> tuple[Any, Any]:
+    def _call(self, program: Program, run: Callable[..., Any], *inputs: Any) -> tuple[Any, Any]:
         if self._several:
-            given = (*sharding.place(self._mesh, given[:-1], sharding.WHOLE), given[-1])
-        loss, logs = self._weights.change(program.captured.paths, lambda state: run(state, *given))
+            inputs = (*sharding.place(self._mesh, inputs[:-1], sharding.WHOLE), inputs[-1])
+        loss, logs = self._weights.change(program.captured.paths, lambda state: run(state, *inputs))
         if not program.captured.skips:
             self._weights.summed = 0 if program.ends_window else self._weights.summed + 1
         self._last = loss
@@ -191,18 +194,18 @@ class XLAStep(Step):
             jax.block_until_ready(self._weights.put() if loss is None else loss)
         return loss, logs
 
-    def _finished(self, program: Program, batch: Any, loss: Any, logs: Any, place: int | None, share: float) -> Any:
+    def _finished(self, program: Program, batch: Any, loss: Any, logs: Any, index: int | None, share: float) -> Any:
         """Count the optimizer steps of one step, and record its logs; of a sum, this process's share."""
         for _ in range(program.captured.steps):
             self.spec.on_optimizer_step()
         noted = {
-            name: OnDevice(value, place, share if share < 1 and reduction_of(options) == "sum" else 1.0)
+            name: OnDevice(value, index, share if share < 1 and reduction_of(options) == "sum" else 1.0)
             for (name, options), value in zip(program.captured.logs.items(), logs, strict=True)
         }
         self._record(program, batch, noted)
         if loss is None:
             return None
-        value = OnDevice(loss, place)
+        value = OnDevice(loss, index)
         if not self._shows_loss:
             return value
         return pytree.tree_unflatten([torch.tensor(float(value))], program.captured.output)
@@ -224,15 +227,15 @@ class XLAStep(Step):
                 self._check(stage)
             present = Present(self.spec.module, batch_idx)
             program = self._programs.evaluation(stage, placed.batch, present, dataloader_idx)
-            state, captured = self._weights.on_here(), program.captured
+            state, captured = self._weights.local_state(), program.captured
             rates = np.array(captured.counted.values(present))
             key = _words(mix(torch.default_generator.initial_seed(), batch_idx, dataloader_idx or 0))
             with self._programs.noted(program, placed.batch):
-                given = tuple(state[path] for path in captured.paths)
-                outputs, logs = program.evaluation(given, rates, key, placed.arrays)
+                arrays = tuple(state[path] for path in captured.paths)
+                outputs, logs = program.evaluation(arrays, rates, key, placed.arrays)
             if self._virtual:
                 jax.block_until_ready(logs)
-        self._record(program, batch, {name: OnDevice(one) for name, one in zip(captured.logs, logs, strict=True)})
+        self._record(program, batch, {name: OnDevice(value) for name, value in zip(captured.logs, logs, strict=True)})
         if stage != "predict" and not self.spec.hooks.weight_readers(f"on_{stage}_batch_end"):
             return None
         with torch.inference_mode(False):
