@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from cut_off import STEPS, assert_no_trace, steps, train
 from hypothesis import given
 from hypothesis import strategies as st
 from process_placement import rank
-from ray_nodes import PROGRAM, SMALL, ray_nodes
+from ray_nodes import PROGRAM, SMALL, V100, ray_nodes
 from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, LaunchError
@@ -26,14 +25,11 @@ from footplate.launch.cluster.ray import RayPlacement, slots_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-V100 = {"accelerator_type:V100": 1}
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+@pytest.fixture
+def cluster() -> Any:
     """Two nodes with two cores each. The second declares a V100."""
-    with ray_nodes(2, resources=V100) as nodes:
-        yield nodes
+    return ray_nodes()
 
 
 def on(**needs) -> Cluster:
