@@ -6,6 +6,7 @@ random numbers don't depend on the tests before it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -70,6 +71,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         durations.only_fast(config, items)
     if hasattr(config, "workerinput"):
         scheduling.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that imports have made out of later garbage collections, which take a second each with it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

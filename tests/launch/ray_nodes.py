@@ -28,6 +28,7 @@ assert ray.is_initialized()
 # slow has 50 s for an answer, as usual.
 HEAD = {
     "include_dashboard": False,
+    "include_log_monitor": False,
     "no_monitor": True,
     "_system_config": {"health_check_period_ms": 500, "health_check_initial_delay_ms": 500},
 }

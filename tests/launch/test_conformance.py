@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from cut_off import TRAINING
 from launched import gone
 from process_placement import ProcessPlacement, rank
 from ray_nodes import ray_nodes
@@ -50,8 +51,6 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "spark": on_spark,
 }
 ONCE = Restarts(max_restarts=0)
-# What each worker that trains would import for itself, in two seconds.
-TRAINING = ("footplate.training.trainer", "footplate.distributed.ddp", "torch._dynamo")
 ENGINE = (pytest.mark.engine, pytest.mark.slow)
 SLOTS = 2  # the least number of slots of each backend
 
@@ -303,7 +302,7 @@ def test_a_signal_reaches_every_rank_and_nothing_is_left(backend, pids, tmp_path
 
 
 def test_a_large_argument_and_a_large_result(backend):
-    numbers = torch.arange(25_000_000)  # 200 MB
+    numbers = torch.arange(17_000_000)  # 136 MB, more than fits into a message of Spark
 
     assert torch.equal(launch(lambda given: given.add_(1), numbers, world_size=2, backend=backend), numbers + 1)
 

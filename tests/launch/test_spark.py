@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from cut_off import STEPS, assert_no_trace, steps, train
+from cut_off import STEPS, TRAINING, assert_no_trace, steps, train
 from launched import gone, runs
 from sessions import end_spark_session, spark_session
 from torch import distributed as dist
@@ -300,10 +300,11 @@ def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_los
         until(lambda: len(steps(tmp_path / "killed", 0)) > 8, 120)
         executors()[1].kill()
 
-    assert launch(train, tmp_path / "whole", 0.0, world_size=2) == STEPS
+    assert launch(train, tmp_path / "whole", 0.0, world_size=2, preload=TRAINING) == STEPS
     killer = threading.Thread(target=kill_an_executor)
     killer.start()
-    assert launch(train, tmp_path / "killed", 0.05, world_size=2, backend=Cluster(SparkPlacement())) == STEPS
+    backend = Cluster(SparkPlacement())
+    assert launch(train, tmp_path / "killed", 0.05, world_size=2, backend=backend, preload=TRAINING) == STEPS
     killer.join()
     assert "max_host_restarts" not in said.text
     assert "attempt 1 starts now (restart 1 of 10)" in said.text

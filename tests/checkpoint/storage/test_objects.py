@@ -71,8 +71,9 @@ def remote(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up after a second rather than minutes."""
-    monkeypatch.setattr(objects, "DELAYS_S", (0.5, 0.5))
+    """Give up after seconds rather than minutes. pyarrow waits for longer before each attempt, so it makes two."""
+    monkeypatch.setattr(objects, "DELAYS_S", (0.1,) * 6)
+    monkeypatch.setattr(objects, "_ATTEMPTS", 2)
 
 
 def write(uri: str, **state: Any) -> str:
@@ -376,7 +377,7 @@ def test_a_service_that_is_down_for_a_while_is_waited_for(flaky, s3):
     writer = CheckpointWriter()
     flaky.down = True
     writer.save({"state_dict": {"w": torch.ones(10)}}, f"{s3}/a.ckpt", {})  # for which training doesn't wait
-    threading.Timer(4.0, setattr, (flaky, "down", False)).start()
+    threading.Timer(1.5, setattr, (flaky, "down", False)).start()
     writer.wait()
     assert checkpoint.load(f"{s3}/a.ckpt")["state_dict"]["w"].sum() == 10
     assert flaky.broken
