@@ -18,7 +18,7 @@ from footplate.launch import Restarts, fork_server_pool
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     """End an engine that files share, before a test of another file: a launch there would find it."""
-    file = nextitem.path.name if nextitem is not None else None
+    file = nextitem.path.name if nextitem is not None and nextitem.path.parent == Path(__file__).parent else None
     if file not in ("test_conformance.py", "test_ray.py"):
         end_ray_nodes()
     if file not in ("test_conformance.py", "test_ray.py", "test_spark.py"):

@@ -15,7 +15,7 @@ from launched import gone
 from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, DataError, FootplateError, LaunchError
-from footplate.launch import Restarts, fork_server_pool, launch
+from footplate.launch import Restarts, fork_server_pool, launch, local
 from footplate.launch.worker import attempt, progressed, slot
 
 
@@ -273,7 +273,9 @@ def test_a_killed_fork_server_is_replaced_and_counts_against_the_hosts_budget(sa
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_does_not_kill_a_worker_is_killed(quick, said):
+def test_a_fork_server_that_does_not_kill_a_worker_is_killed(quick, said, monkeypatch):
+    monkeypatch.setattr(local, "KILL_S", 1.0)
+
     def work():
         if attempt() == 0:
             os.kill(os.getppid(), signal.SIGSTOP)
