@@ -30,7 +30,7 @@ HEAD = {
     "include_dashboard": False,
     "include_log_monitor": False,
     "no_monitor": True,
-    "_system_config": {"health_check_period_ms": 500, "health_check_initial_delay_ms": 500},
+    "_system_config": {"health_check_period_ms": 500},
 }
 V100 = {"accelerator_type:V100": 1}
 

@@ -27,11 +27,7 @@ HEAD = {
     "include_dashboard": True,
     "include_log_monitor": False,
     "no_monitor": True,
-    "_system_config": {
-        "health_check_period_ms": 500,
-        "health_check_initial_delay_ms": 500,
-        "prestart_worker_first_driver": False,
-    },
+    "_system_config": {"health_check_period_ms": 500, "prestart_worker_first_driver": False},
 }
 
 
