@@ -6,6 +6,7 @@ random numbers don't depend on the tests before it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import random
@@ -31,6 +32,7 @@ collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/t
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile Footplate again
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first `python3` of PATH
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark"))
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # else Ray kills its own when others here use the memory
 torch.set_num_threads(1)
 
@@ -69,6 +71,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         durations.only_fast(config, items)
     if hasattr(config, "workerinput"):
         scheduling.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that imports have made out of later garbage collections, which take a second each with it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

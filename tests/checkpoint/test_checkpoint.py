@@ -6,12 +6,9 @@ import contextlib
 import enum
 import os
 import pickle
-import random
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections import OrderedDict
 from pathlib import Path
 
@@ -26,6 +23,8 @@ from models.small import Classifier, loader
 import footplate as fp
 from footplate import checkpoint
 from footplate.checkpoint.writer import CheckpointWriter
+
+from .killed import reports_of_killed
 
 
 def write(path: Path, **state) -> Path:
@@ -269,48 +268,19 @@ def test_a_file_without_weights_is_no_checkpoint(tmp_path):
 
 # Killed while writing
 
-WRITES = """
-    import sys, torch
-    from pathlib import Path
-    from footplate import checkpoint
-    from footplate.checkpoint.writer import CheckpointWriter
-    directory, same = Path(sys.argv[1]), sys.argv[2] == "same"
-    writer = CheckpointWriter()
-    weights = torch.zeros(1 << 18)
-    checkpoint.clean_up(directory)
-    older = checkpoint.newest([directory])
-    number = 0 if older is None else checkpoint.read_meta(older)["number"]
-    for number in range(number + 1, 10_000):
-        weights.fill_(number)
-        path = directory / ("a.ckpt" if same else f"{number}.ckpt")
-        previous = directory / f"{number - 1}.ckpt"
-        writer.save({"state_dict": {"w": weights}, "number": number}, path, {"number": number},
-                    lambda: None if same else checkpoint.delete(previous))
-        writer.wait()
-        print(number, flush=True)
-"""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["new names", "same"])
 def test_killed_at_any_moment_what_is_left_is_whole(mode, tmp_path):
-    script = tmp_path / "writes.py"
-    script.write_text(textwrap.dedent(WRITES))
     directory = tmp_path / "checkpoints"
     directory.mkdir()
-    for attempt in range(5):
-        process = subprocess.Popen([sys.executable, script, directory, mode], stdout=subprocess.PIPE, text=True)
-        first = int(process.stdout.readline())
-        time.sleep(random.Random(attempt).uniform(0.0, 0.15))
-        os.kill(process.pid, signal.SIGKILL)
-        said = [first, *map(int, process.communicate()[0].split())]
-
+    for reported in reports_of_killed(str(directory), mode, kills=5, within_s=0.15):
         checkpoint.clean_up(directory)
         found = checkpoint.newest([directory])
         assert found is not None
         state = checkpoint.load(found)
         assert state["state_dict"]["w"].eq(state["number"]).all()
-        assert state["number"] >= said[-1], "a checkpoint that had been reported complete is gone"
+        assert state["number"] >= reported[-1], "a checkpoint that had been reported complete is gone"
         litter = [path.name for path in directory.iterdir() if not checkpoint.is_complete(path)]
         assert all(name.endswith(".ckpt") for name in litter), litter
 

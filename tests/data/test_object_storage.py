@@ -20,12 +20,19 @@ from ports import free_port
 
 from footplate.core.errors import DataError
 from footplate.data import FileCache, Loader, Table
+from footplate.data.remote import filesystem
 from footplate.data.remote.file_cache import BLOCK_BYTES
 
 from .conftest import image_rows, png
 from .servers import Proxy, upload
 
 pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry after hundredths of a second. There are as many attempts as usual."""
+    monkeypatch.setattr(filesystem, "_FIRST_WAIT_S", 0.01)
 
 
 @pytest.fixture(scope="module")

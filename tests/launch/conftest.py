@@ -9,10 +9,20 @@ from pathlib import Path
 import psutil
 import pytest
 from launched import Program
-from ray_nodes import is_rays
-from sessions import is_sparks
+from ray_nodes import end_ray_nodes, is_rays
+from sessions import end_spark_session, is_sparks
 
 from footplate.launch import Restarts, fork_server_pool
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End an engine that files share, before a test of another file: a launch there would find it."""
+    file = nextitem.path.name if nextitem is not None and nextitem.path.parent == Path(__file__).parent else None
+    if file not in ("test_conformance.py", "test_ray.py"):
+        end_ray_nodes()
+    if file not in ("test_conformance.py", "test_ray.py", "test_spark.py"):
+        end_spark_session()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real Ray cluster of several nodes, which are all on this machine."""
+"""A real Ray cluster of several nodes, which are all on this machine. All launch tests share one."""
 
 from __future__ import annotations
 
@@ -24,17 +24,43 @@ assert ray.is_initialized()
 """
 
 
+# Without the processes that no test needs. A killed node counts as lost after 2.5 s, not after 15 s. A node that is only
+# slow has 50 s for an answer, as usual.
+HEAD = {
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,
+    "_system_config": {"health_check_period_ms": 500},
+}
+V100 = {"accelerator_type:V100": 1}
+
+_shared = contextlib.ExitStack()
+_nodes: list[Any] = []
+
+
+def ray_nodes() -> Any:
+    """The cluster: two nodes with two cores each, the second with a V100. The first call starts it and connects to it."""
+    if not _nodes:
+        _nodes.append(_shared.enter_context(_start()))
+    return _nodes[0]
+
+
+def end_ray_nodes() -> None:
+    """End the cluster, if it runs."""
+    _nodes.clear()
+    _shared.close()
+
+
 @contextlib.contextmanager
-def ray_nodes(num_cpus: int, **second: Any) -> Iterator[Any]:
-    """Start the head and a second node with this number of cores each, and connect this process to them."""
+def _start() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
     from footplate.launch.cluster.ray import RayPlacement
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": num_cpus, **SMALL})
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **HEAD, **SMALL})
     try:
-        nodes.second = nodes.add_node(num_cpus=num_cpus, **second, **SMALL)
+        nodes.second = nodes.add_node(num_cpus=2, resources=V100, **SMALL)
         nodes.wait_for_nodes(120)
         RayPlacement(address=nodes.address)
         yield nodes

@@ -1,12 +1,38 @@
-"""Spark sessions with real executors, and functions that recognise Spark's own child processes."""
+"""Spark sessions with real executors, one for all launch tests, and functions that recognise Spark's own processes."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+_shared = ExitStack()
+_sessions: list[Any] = []
+
+
+def spark_session() -> Any:
+    """The session: two executors of one core each, both with a fake GPU, number 5. The first call starts it."""
+    if not _sessions:
+        gpus = Path(_shared.enter_context(tempfile.TemporaryDirectory())) / "discover"
+        gpus.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["5"]}'\n""")
+        gpus.chmod(0o755)
+        settings = {
+            "spark.worker.resource.gpu.amount": "1",
+            "spark.worker.resource.gpu.discoveryScript": str(gpus),
+            "spark.executor.resource.gpu.amount": "1",
+        }
+        _sessions.append(_shared.enter_context(two_executors(settings)))
+    return _sessions[0]
+
+
+def end_spark_session() -> None:
+    """Stop the session, if it runs."""
+    _sessions.clear()
+    _shared.close()
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """The contract of backends: one suite, run over each.
 
-To add a backend, add a context to `BACKENDS` that makes a backend and ends its engine. All machines of a backend are this
-machine, so processes are found by their ids and files by their paths.
+To add a backend, add a function to `BACKENDS` that makes a backend. All machines of a backend are this machine, so processes
+are found by their ids and files by their paths.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -16,14 +15,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from cut_off import TRAINING
 from launched import gone
-from process_placement import ProcessPlacement
+from process_placement import ProcessPlacement, rank
 from ray_nodes import ray_nodes
-from sessions import two_executors
+from sessions import spark_session
 from torch import distributed as dist
 
 import footplate as fp
@@ -33,21 +34,19 @@ from footplate.launch.backends import Backend, Cluster, Local, named
 from footplate.launch.worker import attempt, progressed
 
 
-@contextlib.contextmanager
-def on_ray() -> Iterator[Backend]:
-    with ray_nodes(1):
-        yield named("ray")
+def on_ray() -> Backend:
+    ray_nodes()
+    return named("ray", {"strategy": "STRICT_SPREAD"})
 
 
-@contextlib.contextmanager
-def on_spark() -> Iterator[Backend]:
-    with two_executors():
-        yield named("spark")
+def on_spark() -> Backend:
+    spark_session()
+    return named("spark")
 
 
-BACKENDS: dict[str, Callable[[], contextlib.AbstractContextManager[Backend]]] = {
-    "local": lambda: contextlib.nullcontext(Local()),
-    "processes": lambda: contextlib.nullcontext(Cluster(ProcessPlacement(["a", "b"]))),
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "local": Local,
+    "processes": lambda: Cluster(ProcessPlacement(["a", "b"])),
     "ray": on_ray,
     "spark": on_spark,
 }
@@ -61,9 +60,8 @@ SLOTS = 2  # the least number of slots of each backend
     scope="module",
     params=[pytest.param(name, marks=() if name in WITHOUT_ENGINE else ENGINE) for name in BACKENDS],
 )
-def backend(request) -> Iterator[Backend]:
-    with BACKENDS[request.param]() as made:
-        yield made
+def backend(request) -> Backend:
+    return BACKENDS[request.param]()
 
 
 @pytest.fixture
@@ -81,81 +79,84 @@ def pids(tmp_path):
     return place, processes
 
 
-def rank() -> int:
-    return int(os.environ["RANK"])
-
-
 def test_it_says_what_it_is_and_how_much_it_holds(backend):
     assert backend.name in BACKENDS
     assert backend.slots() >= SLOTS
 
 
-def test_rank_0s_result_comes_home(backend):
-    assert launch(lambda a, b: (rank(), a + b), 3, 4, world_size=2, backend=backend) == (0, 7)
+@pytest.fixture(scope="module")
+def result(backend: Backend, caller: Path) -> tuple[int, list[dict[str, Any]]]:
+    """The result of a launch by `caller`: the rank that returned it, and what each rank has seen."""
+    from of_the_user import answer
 
-
-def test_a_runner_takes_it(backend):
-    runner = fp.Runner(np=2, backend=backend, env={"GREETING": "hello"})
-    assert runner.run(lambda scale: scale * int(os.environ["WORLD_SIZE"]), scale=21) == 42
-
-
-def test_a_worker_has_the_callers_directory_arguments_and_path(backend, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "of_the_user.py").write_text("answer = 42\n")
-
-    def work():
+    def work(a, b, answer):
         import of_the_user
 
-        return str(Path.cwd()), sys.argv, of_the_user.answer
-
-    assert launch(work, world_size=1, backend=backend) == (str(tmp_path), ["train.py", "--lr", "1"], 42)
-
-
-def test_the_ranks_meet_and_each_knows_its_place(backend):
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "FOOTPLATE_ATTEMPT", "GREETING")
-
-    def work():
         dist.init_process_group("gloo")
         total = torch.tensor([float(rank() + 1)])
         dist.all_reduce(total)
-        seen = [None] * 2
-        dist.all_gather_object(seen, {name: os.environ[name] for name in names})
-        return total.item(), seen
+        sees = {
+            "sum": a + b, "directory": str(Path.cwd()), "argv": sys.argv, "answer": answer(), "total": total.item(),
+            "imported": of_the_user.ANSWER, "environment": dict(os.environ),
+        }  # fmt: skip
+        each = [None] * 2
+        dist.all_gather_object(each, sees)
+        return rank(), each
 
-    total, seen = launch(work, world_size=2, backend=backend, env={"GREETING": "hello"})
-    assert total == 3.0
-    assert [(one["RANK"], one["WORLD_SIZE"], one["FOOTPLATE_ATTEMPT"], one["GREETING"]) for one in seen] == [
+    return launch(work, 3, 4, answer, world_size=2, backend=backend, env={"GREETING": "hello"})
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a caller with arguments, whose path has a module of its own."""
+    directory = tmp_path_factory.mktemp("caller")
+    (directory / "of_the_user.py").write_text("ANSWER = 42\ndef answer():\n    return ANSWER\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.setattr(sys, "argv", ["train.py", "--lr", "1"])
+        patch.syspath_prepend(str(directory))
+        yield directory
+    sys.modules.pop("of_the_user", None)
+
+
+def test_rank_0s_result_comes_home(result):
+    returned_by, each = result
+    assert returned_by == 0
+    assert [sees["sum"] for sees in each] == [7, 7]
+
+
+def test_a_worker_has_the_callers_directory_arguments_and_path(result, caller):
+    for sees in result[1]:
+        assert (sees["directory"], sees["argv"], sees["imported"]) == (str(caller), ["train.py", "--lr", "1"], 42)
+
+
+def test_a_worker_imports_what_the_caller_can(result):
+    assert [sees["answer"] for sees in result[1]] == [42, 42]
+
+
+def test_the_ranks_meet_and_each_knows_its_place(result):
+    assert [sees["total"] for sees in result[1]] == [3.0, 3.0]
+    environments = [sees["environment"] for sees in result[1]]
+    assert [(one["RANK"], one["WORLD_SIZE"], one["FOOTPLATE_ATTEMPT"], one["GREETING"]) for one in environments] == [
         ("0", "2", "0", "hello"),
         ("1", "2", "0", "hello"),
     ]
-    hosts = {one["GROUP_RANK"] for one in seen}
-    for one in seen:
+    hosts = {one["GROUP_RANK"] for one in environments}
+    for one in environments:
         assert int(one["LOCAL_RANK"]) < int(one["LOCAL_WORLD_SIZE"]) == 2 // len(hosts)
     assert "GREETING" not in os.environ
 
 
-def test_each_task_finds_the_cluster_and_its_role(backend):
-    def work():
-        dist.init_process_group("gloo")
-        seen = [None] * 2
-        dist.all_gather_object(seen, json.loads(os.environ["TF_CONFIG"]))
-        return seen
-
-    first, second = launch(work, world_size=2, backend=backend)
+def test_each_task_finds_the_cluster_and_its_role(result):
+    first, second = (json.loads(sees["environment"]["TF_CONFIG"]) for sees in result[1])
     assert first["cluster"] == second["cluster"]
     assert len({*first["cluster"]["chief"], *first["cluster"]["worker"]}) == 2
     assert (first["task"]["type"], second["task"]["type"]) == ("chief", "worker")
 
 
-def test_a_worker_imports_what_the_caller_can(backend, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "of_the_user.py").write_text("def answer():\n    return 42\n")
-    import of_the_user
-
-    assert launch(of_the_user.answer, world_size=1, backend=backend) == 42
-    del sys.modules["of_the_user"]
+def test_a_runner_takes_it(backend):
+    runner = fp.Runner(np=2, backend=backend, env={"GREETING": "hello"})
+    assert runner.run(lambda scale: scale * int(os.environ["WORLD_SIZE"]), scale=21) == 42
 
 
 def test_an_exception_comes_home_with_the_workers_traceback(backend):
@@ -234,17 +235,19 @@ def test_a_line_appears_while_the_work_goes_on(backend, tmp_path, monkeypatch):
     assert launch(work, seen, world_size=1, backend=backend)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_after_kill_9_of_a_worker_all_are_started_again(backend, quick, said, victim):
+def test_after_kill_9_of_a_worker_all_are_started_again(backend, quick, said):
     def work():
         dist.init_process_group("gloo")
-        if attempt() == 0 and rank() == victim:
+        progressed()
+        if attempt() == rank():
             os.kill(os.getpid(), signal.SIGKILL)
         dist.barrier()
         return attempt()
 
-    assert launch(work, world_size=2, backend=backend, restarts=quick) == 1
-    assert f"rank {victim} was killed by SIGKILL in attempt 0; attempt 1 starts now (restart 1 of 3)" in said.text
+    assert launch(work, world_size=2, backend=backend, restarts=quick) == 2
+    for victim in (0, 1):
+        begins = f"attempt {victim + 1} starts now (restart {victim + 1} of 3)"
+        assert f"rank {victim} was killed by SIGKILL in attempt {victim}; {begins}" in said.text
 
 
 def test_restarts_come_to_an_end(backend):
@@ -300,7 +303,7 @@ def test_a_signal_reaches_every_rank_and_nothing_is_left(backend, pids, tmp_path
 
 
 def test_a_large_argument_and_a_large_result(backend):
-    numbers = torch.arange(25_000_000)  # 200 MB
+    numbers = torch.arange(17_000_000)  # 136 MB, more than fits into a message of Spark
 
     assert torch.equal(launch(lambda given: given.add_(1), numbers, world_size=2, backend=backend), numbers + 1)
 
@@ -318,41 +321,46 @@ def test_only_on_this_machine_may_workers_be_more_than_slots(backend):
             launch(work, world_size=slots + 1, backend=backend)
 
 
-def test_a_trainer_inside_finds_its_world_and_continues_after_a_kill(backend, tmp_path, quick):
-    def train(run, kill_at):
-        class Line(fp.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = torch.nn.Linear(4, 1)
+def train(run, kill_at):
+    class Line(fp.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
 
-            def training_step(self, batch, batch_idx):
-                return (self.layer(batch[0]) - batch[1]).square().mean()
+        def training_step(self, batch, batch_idx):
+            return (self.layer(batch[0]) - batch[1]).square().mean()
 
-            def on_train_batch_end(self, outputs, batch, batch_idx):
-                if attempt() == 0 and self.trainer.global_step == kill_at and rank() == 1:
-                    os.kill(os.getpid(), signal.SIGKILL)
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if attempt() == 0 and self.trainer.global_step == kill_at and rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-            def configure_optimizers(self):
-                return torch.optim.SGD(self.parameters(), lr=0.1)
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
 
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.utils.data.TensorDataset(
-            torch.randn(64, 4, generator=generator), torch.randn(64, 1, generator=generator)
-        )
-        fp.seed_everything(1)
-        model = Line()
-        trainer = fp.Trainer(
-            accelerator="cpu", max_epochs=2, default_root_dir=Path(run), logger=False, enable_progress_bar=False,
-            enable_model_summary=False, callbacks=[fp.ModelCheckpoint(every_n_train_steps=1)], seed=1,
-        )  # fmt: skip
-        trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True), ckpt_path="last")
-        weights = [value.hex() for value in model.layer.weight.double().flatten().tolist()]
-        return weights, trainer.world_size, trainer.global_step, attempt()
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.utils.data.TensorDataset(
+        torch.randn(64, 4, generator=generator), torch.randn(64, 1, generator=generator)
+    )
+    fp.seed_everything(1)
+    model = Line()
+    trainer = fp.Trainer(
+        accelerator="cpu", max_epochs=2, default_root_dir=Path(run), logger=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[fp.ModelCheckpoint(every_n_train_steps=1)], seed=1,
+    )  # fmt: skip
+    trainer.fit(model, torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True), ckpt_path="last")
+    weights = [value.hex() for value in model.layer.weight.double().flatten().tolist()]
+    return weights, trainer.world_size, trainer.global_step, attempt()
 
-    def run(name, kill_at=None):
-        return launch(train, tmp_path / name, kill_at, world_size=2, backend=backend, restarts=quick)
 
-    whole, cut = run("whole"), run("cut", kill_at=5)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What an uninterrupted training of two processes returns."""
+    run = tmp_path_factory.mktemp("whole")
+    return launch(train, run, None, world_size=2, preload=TRAINING, restarts=ONCE)
+
+
+def test_a_trainer_inside_finds_its_world_and_continues_after_a_kill(backend, tmp_path, quick, whole):
+    cut = launch(train, tmp_path / "cut", 5, world_size=2, backend=backend, restarts=quick, preload=TRAINING)
     assert whole[1:] == (2, 8, 0)
     assert cut[1:] == (2, 8, 1)
     assert cut[0] == whole[0]  # bit for bit

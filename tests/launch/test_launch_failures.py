@@ -17,7 +17,7 @@ from torch import distributed as dist
 from footplate.core.errors import ConfigError, DataError, FootplateError, LaunchError
 from footplate.distributed.group import join
 from footplate.distributed.world import World
-from footplate.launch import Restarts, fork_server_pool, launch
+from footplate.launch import Restarts, fork_server_pool, launch, local
 from footplate.launch.worker import attempt, progressed, slot
 
 
@@ -292,7 +292,9 @@ def test_a_killed_fork_server_is_replaced_and_counts_against_the_hosts_budget(sa
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_does_not_kill_a_worker_is_killed(quick, said):
+def test_a_fork_server_that_does_not_kill_a_worker_is_killed(quick, said, monkeypatch):
+    monkeypatch.setattr(local, "KILL_S", 1.0)
+
     def work():
         if attempt() == 0:
             os.kill(os.getppid(), signal.SIGSTOP)

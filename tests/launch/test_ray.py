@@ -12,11 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
-from cut_off import STEPS, assert_no_trace, steps, train
+from cut_off import STEPS, TRAINING, assert_no_trace, steps, train
 from hypothesis import given
 from hypothesis import strategies as st
 from process_placement import rank
-from ray_nodes import PROGRAM, SMALL, ray_nodes
+from ray_nodes import PROGRAM, SMALL, V100, ray_nodes
 from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, LaunchError
@@ -26,14 +26,22 @@ from footplate.launch.cluster.ray import RayPlacement, slots_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-V100 = {"accelerator_type:V100": 1}
+
+@pytest.fixture
+def cluster() -> Any:
+    """Two nodes with two cores each. The second declares a V100."""
+    return ray_nodes()
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Two nodes with two cores each. The second declares a V100."""
-    with ray_nodes(2, resources=V100) as nodes:
-        yield nodes
+def rooms() -> Iterator[list[Any]]:
+    """Three nodes with a core and a `room`. Tests remove those that they lose from the list."""
+    nodes = ray_nodes()
+    rooms = [nodes.add_node(num_cpus=1, resources={"room": 1}, **SMALL) for _ in range(3)]
+    nodes.wait_for_nodes(120)
+    yield rooms
+    for node in rooms:
+        nodes.remove_node(node, allow_graceful=False)
 
 
 def on(**needs) -> Cluster:
@@ -152,15 +160,14 @@ def test_other_versions_on_a_node_are_refused(cluster, tmp_path):
         launch(print, world_size=1, backend=on(runtime_env={"env_vars": {"PYTHONPATH": path}}), preload=())
 
 
-def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(cluster, tmp_path, said):
+def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(cluster, rooms, tmp_path, said):
     def train_and_tell_where(directory, pause_s):
         if worker.attempt() == 0:
             above = [str(process.pid) for process in psutil.Process().parents()]
             Path(f"{directory}.{os.environ['RANK']}.above").write_text(" ".join(above))
         return train(directory, pause_s)
 
-    rooms = [cluster.add_node(num_cpus=1, resources={"room": 1}, **SMALL) for _ in range(3)]  # one to spare
-    cluster.wait_for_nodes(120)
+    assert len(rooms) == 3  # one to spare
 
     def remove_its_node():
         while len(steps(tmp_path / "cut", 1)) < 8:
@@ -170,15 +177,14 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
         rooms.remove(node)
         cluster.remove_node(node, allow_graceful=False)
 
-    assert launch(train, tmp_path / "whole", 0.0, world_size=2) == STEPS
+    assert launch(train, tmp_path / "whole", 0.0, world_size=2, preload=TRAINING) == STEPS
     remover = threading.Thread(target=remove_its_node)
     remover.start()
     backend = on(strategy="STRICT_SPREAD", resources={"room": 1})
     patient = Restarts(peers_grace_s=60)  # the other rank fails of it first; Ray finds the node dead by its heartbeats
-    assert launch(train_and_tell_where, tmp_path / "cut", 0.1, world_size=2, backend=backend, restarts=patient) == STEPS
+    arguments = {"world_size": 2, "backend": backend, "restarts": patient, "preload": TRAINING}
+    assert launch(train_and_tell_where, tmp_path / "cut", 0.1, **arguments) == STEPS
     remover.join()
-    for node in rooms:
-        cluster.remove_node(node)
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
     assert (
         "was lost with its node" in line or "lost with the process that starts them" in line
@@ -187,10 +193,9 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
     assert_no_trace(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_lost_node_that_nobody_replaces_costs_its_rank_where_that_is_allowed(cluster, tmp_path):
-    gone = cluster.add_node(num_cpus=2, resources={"room": 1}, **SMALL)
-    also = cluster.add_node(num_cpus=2, resources={"room": 1}, **SMALL)
-    cluster.wait_for_nodes(120)
+def test_a_lost_node_that_nobody_replaces_costs_its_rank_where_that_is_allowed(cluster, rooms, tmp_path):
+    while len(rooms) > 2:
+        cluster.remove_node(rooms.pop(), allow_graceful=False)
 
     def work():
         if worker.attempt() == 0:
@@ -201,14 +206,13 @@ def test_a_lost_node_that_nobody_replaces_costs_its_rank_where_that_is_allowed(c
     def remove():
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.05)
-        cluster.remove_node(gone, allow_graceful=False)
+        cluster.remove_node(rooms.pop(), allow_graceful=False)
 
     remover = threading.Thread(target=remove)
     remover.start()
     restarts = Restarts(min_world_size=1, peers_grace_s=0.5)
     found = launch(work, world_size=2, backend=on(resources={"room": 1}), restarts=restarts, preload=())
     remover.join()
-    cluster.remove_node(also)
     assert found == "1"
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from cut_off import STEPS, assert_no_trace, steps, train
+from cut_off import STEPS, TRAINING, assert_no_trace, steps, train
 from launched import gone, runs
-from sessions import two_executors
+from sessions import end_spark_session, spark_session
 from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, LaunchError
@@ -31,27 +31,20 @@ from footplate.launch.cluster.spark import SparkPlacement
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One session for all tests. Each executor has a fake GPU, number 5."""
-    gpus = tmp_path_factory.mktemp("gpus") / "discover"
-    gpus.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["5"]}'\n""")
-    gpus.chmod(0o755)
-    settings = {
-        "spark.worker.resource.gpu.amount": "1",
-        "spark.worker.resource.gpu.discoveryScript": str(gpus),
-        "spark.executor.resource.gpu.amount": "1",
-    }
-    with two_executors(settings) as made:
-        yield made
+@pytest.fixture
+def session() -> Any:
+    """The session of all tests. Each executor has a fake GPU, number 5."""
+    return spark_session()
 
 
 @pytest.fixture(autouse=True)
-def no_jobs(session: Any) -> Iterator[None]:
+def no_jobs() -> Iterator[None]:
     """Check that a test leaves no job behind."""
+    from pyspark import SparkContext
+
     yield
-    context = session.sparkContext
-    until(lambda: context._jsc is None or not context.statusTracker().getActiveJobsIds())
+    context = SparkContext._active_spark_context
+    until(lambda: context is None or context._jsc is None or not context.statusTracker().getActiveJobsIds())
 
 
 def executors() -> list[psutil.Process]:
@@ -307,10 +300,11 @@ def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_los
         until(lambda: len(steps(tmp_path / "killed", 0)) > 8, 120)
         executors()[1].kill()
 
-    assert launch(train, tmp_path / "whole", 0.0, world_size=2) == STEPS
+    assert launch(train, tmp_path / "whole", 0.0, world_size=2, preload=TRAINING) == STEPS
     killer = threading.Thread(target=kill_an_executor)
     killer.start()
-    assert launch(train, tmp_path / "killed", 0.05, world_size=2, backend=Cluster(SparkPlacement())) == STEPS
+    backend = Cluster(SparkPlacement())
+    assert launch(train, tmp_path / "killed", 0.05, world_size=2, backend=backend, preload=TRAINING) == STEPS
     killer.join()
     assert "max_host_restarts" not in said.text
     assert "attempt 1 starts now (restart 1 of 10)" in said.text
@@ -380,19 +374,18 @@ def test_more_workers_than_slots_are_refused_at_once_with_how_many_there_are(ses
 
 
 def test_a_session_that_was_stopped_is_said_so(session):
-    """Must be the last test but one of this file, because it stops the session that all tests share."""
     placement = SparkPlacement()
-    session.stop()
+    end_spark_session()
     with pytest.raises(LaunchError, match="session was stopped: make a new one"):
         placement.slots()
     with pytest.raises(LaunchError, match="session was stopped: make a new one"):
         placement.start(2, AgentCall("127.0.0.1", 1, b""))
 
 
-def test_threads_of_a_local_master_are_places_too(session, home):
-    """Must be the last test of this file, because a process has one session at a time."""
+def test_threads_of_a_local_master_are_places_too(home):
     from pyspark.sql import SparkSession
 
+    end_spark_session()  # a process has one session at a time
     with SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate():
         placement = SparkPlacement()
         assert placement.slots() == 2

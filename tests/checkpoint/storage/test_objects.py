@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import select
-import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +28,8 @@ from footplate.checkpoint.conversion import convert
 from footplate.checkpoint.inspection import inspect
 from footplate.checkpoint.storage import RemotePath, objects, store_of, to_place
 from footplate.checkpoint.writer import CheckpointWriter
+
+from ..killed import reports_of_killed
 
 pytestmark = pytest.mark.engine
 
@@ -71,8 +70,9 @@ def remote(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up after a second rather than minutes."""
-    monkeypatch.setattr(objects, "DELAYS_S", (0.5, 0.5))
+    """Give up after seconds rather than minutes. pyarrow waits for longer before each attempt, so it makes two."""
+    monkeypatch.setattr(objects, "DELAYS_S", (0.1,) * 6)
+    monkeypatch.setattr(objects, "_ATTEMPTS", 2)
 
 
 def write(uri: str, **state: Any) -> str:
@@ -279,43 +279,14 @@ def test_a_bucket_that_is_not_there_is_said_before_training(s3, trainer):
 # Killed
 
 
-WRITES = """
-    import sys, torch
-    from footplate import checkpoint
-    from footplate.checkpoint.writer import CheckpointWriter
-    directory, same = sys.argv[1], sys.argv[2] == "same"
-    writer = CheckpointWriter()
-    weights = torch.zeros(1 << 18)
-    checkpoint.clean_up(directory)
-    older = checkpoint.newest([directory])
-    number = 0 if older is None else checkpoint.read_meta(older)["number"]
-    for number in range(number + 1, 10_000):
-        weights.fill_(number)
-        path = directory + ("/a.ckpt" if same else f"/{number}.ckpt")
-        previous = f"{directory}/{number - 1}.ckpt"
-        writer.save({"state_dict": {"w": weights}, "number": number}, path, {"number": number},
-                    lambda: None if same else checkpoint.delete(previous))
-        writer.wait()
-        print(number, flush=True)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["new names", "same"])
-def test_killed_at_any_moment_of_an_upload_what_is_left_is_whole(mode, s3, tmp_path):
-    script = tmp_path / "writes.py"
-    script.write_text(textwrap.dedent(WRITES))
-    for attempt in range(4):
-        process = subprocess.Popen([sys.executable, script, s3, mode], stdout=subprocess.PIPE, text=True)
-        first = int(process.stdout.readline())
-        time.sleep(random.Random(attempt).uniform(0.0, 0.3))
-        os.kill(process.pid, signal.SIGKILL)
-        said = [first, *map(int, process.communicate()[0].split())]
-
+def test_killed_at_any_moment_of_an_upload_what_is_left_is_whole(mode, s3):
+    for reported in reports_of_killed(s3, mode, kills=4, within_s=0.3):
         checkpoint.clean_up(s3)
         state = checkpoint.load(checkpoint.newest([s3]))
         assert state["state_dict"]["w"].eq(state["number"]).all()
-        assert state["number"] >= said[-1], "a checkpoint that had been reported complete is gone"
+        assert state["number"] >= reported[-1], "a checkpoint that had been reported complete is gone"
         assert states(s3) == sum(name.endswith("meta.json") for name in names(s3)), "litter"
 
 
@@ -376,7 +347,7 @@ def test_a_service_that_is_down_for_a_while_is_waited_for(flaky, s3):
     writer = CheckpointWriter()
     flaky.down = True
     writer.save({"state_dict": {"w": torch.ones(10)}}, f"{s3}/a.ckpt", {})  # for which training doesn't wait
-    threading.Timer(4.0, setattr, (flaky, "down", False)).start()
+    threading.Timer(1.5, setattr, (flaky, "down", False)).start()
     writer.wait()
     assert checkpoint.load(f"{s3}/a.ckpt")["state_dict"]["w"].sum() == 10
     assert flaky.broken

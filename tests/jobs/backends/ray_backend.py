@@ -21,6 +21,14 @@ from jobs.backends.places import Kind
 from jobs.conftest import Bench, until
 
 SMALL = {"num_cpus": 8, "object_store_memory": 80_000_000}  # one n1-standard-8 each
+# Without processes that no test needs: two monitors, and a worker for each core in advance. A killed node counts as lost
+# after 2.5 s, not after 15 s. A node that is only slow has 50 s for an answer, as usual.
+HEAD = {
+    "include_dashboard": True,
+    "include_log_monitor": False,
+    "no_monitor": True,
+    "_system_config": {"health_check_period_ms": 500, "prestart_worker_first_driver": False},
+}
 
 
 class RayCluster:
@@ -91,7 +99,7 @@ def ray_cluster() -> Iterator[RayCluster]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     try:
-        head = {"include_dashboard": True, "dashboard_port": port, "temp_dir": f"{place}/ray", **SMALL}
+        head = {"dashboard_port": port, "temp_dir": f"{place}/ray", **HEAD, **SMALL}
         with _at_home(f"{place}/home"):
             cluster = Cluster(initialize_head=True, head_node_args=head)
         try:

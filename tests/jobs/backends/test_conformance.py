@@ -114,7 +114,7 @@ def test_an_end_that_is_asked_for_lets_the_program_save(bench: Bench, place: Pla
         """
     )
     bench.submit("cancelled", args=("cancelled",))
-    bench.submit("late", args=("late",), max_running_time="8s")
+    bench.submit("late", args=("late",), max_running_time="5s")
     bench.there("cancelled-ready")
     bench.jobs.cancel("cancelled")
     cancelled, late = bench.jobs.wait("cancelled"), bench.jobs.wait("late")
@@ -122,7 +122,7 @@ def test_an_end_that_is_asked_for_lets_the_program_save(bench: Bench, place: Pla
     assert bench.states("cancelled")[-2:] == ["CANCELLING", "CANCELLED"]
     assert (bench.directory / "cancelled-saved").exists()
     assert bench.output("cancelled") == "saving\n"
-    assert (late.state, late.cause) == (State.FAILED, "its maximum running time of 8 s is over")
+    assert (late.state, late.cause) == (State.FAILED, "its maximum running time of 5 s is over")
     assert not (bench.directory / "late-ready").exists() or (bench.directory / "late-saved").exists()
 
 
