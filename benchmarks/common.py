@@ -8,6 +8,8 @@ affects all entrants alike. The quartiles beside a ratio show how well that work
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import json
 import os
 import platform
@@ -53,22 +55,21 @@ def arguments(description: str) -> argparse.Namespace:
 def process_context(quick: bool, *preload: str) -> BaseContext:
     """Start methods for the processes that a benchmark measures.
 
-    A measured process is a fresh interpreter. A quick run only shows that the benchmark works, so it forks its processes
-    from a fork server. The fork server imports slow packages once for all of them.
+    A measured process is a fresh interpreter. A quick run only shows that the benchmark works, so it forks its processes.
+    It imports slow packages once for all of them.
 
     Args:
-        quick: return the fork server rather than fresh interpreters.
-        preload: the modules that the fork server imports.
+        quick: return forks of this process rather than fresh interpreters.
+        preload: the modules that a quick run imports before it forks.
     """
     import multiprocessing
 
     if not quick:
         return multiprocessing.get_context("spawn")
-    # The fork server ignores the `sys.path` of this process, and skips modules that it doesn't find.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*preload])
-    return context
+    for module in preload:
+        importlib.import_module(module)
+    gc.freeze()  # else a collection in a fork copies all pages of memory
+    return multiprocessing.get_context("fork")
 
 
 def interleave(entrants: Sequence[str], measure: Callable[[str], Figures], rounds: int) -> Rounds:

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import common
 from common import LESS, MORE, Figures, Ratio, Rounds, median
@@ -90,36 +93,65 @@ def chosen(entrants: Iterable[Entrant], only: Sequence[str] | None) -> list[Entr
 
 
 def measure(
-    entrants: Sequence[Entrant], directory: Path, batch: int, rounds: int, seconds: float, first: int
+    entrants: Sequence[Entrant], directory: Path, batch: int, options: argparse.Namespace, first: int
 ) -> Rounds:
-    """Run a number of rounds, numbered from `first`. An entrant that fails or times out has no figures in that round."""
+    """Run the rounds that the options ask for, numbered from `first`.
+
+    An entrant that fails or times out has no figures in that round.
+    """
     found: Rounds = {entrant.name: [] for entrant in entrants}
-    for number in range(first, first + rounds):
+    for number in range(first, first + options.rounds):
         for entrant in entrants if number % 2 == 0 else reversed(entrants):
             load = os.getloadavg()[0]
-            figures = once(entrant, directory, batch, seconds)
+            figures = once(entrant, directory, batch, options.seconds, options.quick)
             if figures:
                 found[entrant.name].append({**figures, "round": number, "load_before": load})
                 print(f"round {number} {entrant.name:32} {figures['steady']:12,.0f} rows/s", flush=True)
     return {name: runs for name, runs in found.items() if runs}
 
 
-def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> Figures | None:
+def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0, quick: bool = False) -> Figures | None:
     """Run one turn with the files already in memory, so that the disk doesn't count."""
     if entrant.reads is not None:
         _read_files(directory / entrant.reads)
-    command = [entrant.python, str(HERE / "peers" / "data_loaders.py"), entrant.function, str(directory), str(batch)]
-    command += [str(entrant.workers), str(seconds)]
+    arguments = (entrant.function, str(directory), batch, entrant.workers, seconds)
+    limit_s = 60 + 4 * seconds
+    if quick and entrant.env is None:
+        return _in_fork(entrant.name, arguments, limit_s)
+    command = [entrant.python, str(HERE / "peers" / "data_loaders.py"), *map(str, arguments)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 4 * seconds)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        print(f"{entrant.name}: stopped after {60 + 4 * seconds:.0f} s")
+        print(f"{entrant.name}: stopped after {limit_s:.0f} s")
         return None
     for line in done.stdout.splitlines():
         if line.startswith("FIGURES "):
             return json.loads(line.removeprefix("FIGURES "))
     print(f"{entrant.name}: failed\n{done.stderr[-1500:]}")
     return None
+
+
+def _in_fork(name: str, arguments: tuple[Any, ...], limit_s: float) -> Figures | None:
+    """Run one turn in a fork of this process."""
+    context: Any = common.process_context(True, "peers.data_loaders", "footplate.data.loader")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_send_figures, args=(sending, arguments))
+    process.start()
+    sending.close()
+    try:
+        return receiving.recv() if receiving.poll(limit_s) else None
+    except EOFError:
+        print(f"{name}: failed")
+        return None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send_figures(connection: Connection, arguments: tuple[Any, ...]) -> None:
+    from peers import data_loaders
+
+    connection.send(data_loaders.measure(*arguments))
 
 
 def _read_files(directory: Path) -> None:
@@ -134,9 +166,7 @@ def continued(
     before: Rounds, entrants: Iterable[Entrant], directory: Path, batch: int, options: argparse.Namespace
 ) -> Rounds:
     """Measure the rounds that the options ask for, and append them to earlier rounds."""
-    taken = measure(
-        chosen(entrants, options.only), directory, batch, options.rounds, options.seconds, next_round(before)
-    )
+    taken = measure(chosen(entrants, options.only), directory, batch, options, next_round(before))
     return merged(before, taken)
 
 
@@ -224,6 +254,15 @@ def complete(directory: Path) -> bool:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return False
+
+
+def make_in_fork(make: Callable[..., None], *arguments: Any) -> None:
+    """Make a data set in a fork, so that this process, which a quick run forks again, has no threads of pyarrow or Delta."""
+    process = multiprocessing.get_context("fork").Process(target=make, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode != 0:
+        raise SystemExit(f"The data set wasn't made: exit status {process.exitcode}")
 
 
 def peers_formats(directory: Path, formats: dict[str, str]) -> None:

@@ -75,7 +75,8 @@ def main() -> None:
         for kind in options.kinds:
             directory = root / kind
             if not data_common.complete(directory):
-                make(directory, kind, options.rows or (ROWS[kind] // 20 if options.quick else ROWS[kind]))
+                rows = options.rows or (ROWS[kind] // 20 if options.quick else ROWS[kind])
+                data_common.make_in_fork(make, directory, kind, rows)
             data_common.once(CACHED, directory, BATCH)  # fill the cache
             entrants = [LIMIT, FOOTPLATE, CACHED, *PEERS, *PETASTORM]
             found[kind] = data_common.continued(found.get(kind, {}), entrants, directory, BATCH, options)

@@ -73,7 +73,8 @@ def main() -> None:
         for kind in options.kinds:
             directory = root / kind
             if not data_common.complete(directory):
-                make(directory, kind, options.rows or (400_000 if options.quick else 5_000_000))
+                rows = options.rows or (400_000 if options.quick else 5_000_000)
+                data_common.make_in_fork(make, directory, kind, rows)
             entrants = [LIMIT, FLOOR, FOOTPLATE, *PEERS, PETASTORM]
             found[kind] = data_common.continued(found.get(kind, {}), entrants, directory, BATCH, options)
     ratios = {}

@@ -54,7 +54,8 @@ def main() -> None:
     with data_common.data_directory(options.data) as root:
         directory = root / KIND
         if not data_common.complete(directory):
-            make(directory, options.rows or (20_000 if options.quick else 200_000))
+            rows = options.rows or (20_000 if options.quick else 200_000)
+            data_common.make_in_fork(make, directory, rows)
         entrants = [LIMIT, FOOTPLATE, *PEERS]
         rounds = data_common.continued(found.get(KIND, {}), entrants, directory, BATCH, options)
     fastest = data_common.best(rounds, PEERS, "whole")

@@ -105,7 +105,7 @@ def main() -> None:
     options = arguments("Overhead of a data-parallel training loop per step")
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
     here = machine()
-    rounds, steps = (QUICK_ROUNDS, STEPS // 5) if options.quick else (ROUNDS, STEPS)
+    rounds, steps = (QUICK_ROUNDS, STEPS // 20) if options.quick else (ROUNDS, STEPS)
     found = measure(list(VARIANTS), rounds, steps, options.quick)
 
     ratios = {

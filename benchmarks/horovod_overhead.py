@@ -29,6 +29,7 @@ from common import (
     report,
 )
 from ddp_overhead import RANKS, Ranks
+from ddp_variants import leave_group
 from torch import nn
 
 ROUNDS = 20
@@ -62,12 +63,16 @@ class Ddp:
 
     def __call__(self, batches: Any, directory: Path) -> None:
         import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
 
         dist.init_process_group("gloo")
+        self._train(batches)
+        leave_group()
+
+    def _train(self, batches: Any) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
         model = DistributedDataParallel(network(self._name), broadcast_buffers=False)
         train(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches)
-        dist.destroy_process_group()
 
 
 class Horovod:

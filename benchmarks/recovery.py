@@ -180,8 +180,9 @@ def main() -> None:
     here = machine()
     if options.peer_kills and not _RAY.exists():
         raise SystemExit("Ray Train's environment is not there: bash benchmarks/peers/recovery.sh")
-    for program in BARE.values():  # warm up the file caches
-        start_bare(program)
+    if not options.quick:  # warm up the file caches
+        for program in BARE.values():
+            start_bare(program)
     before = earlier(options.json) if options.add else {}
     found = {world: compare(world, options.kills, options.peer_kills) for world in options.worlds}
     write({world: together(before.get(world, {}), rounds) for world, rounds in found.items()}, here, options.json)

@@ -19,7 +19,8 @@ from typing import Any
 from common import QUICK_ROUNDS, WALL_STEP, Figures, Ratio, arguments, interleave, machine, median, ratio, report
 
 ROUNDS = 7
-WARM_UP = 10  # steps before the clock starts
+WARM_UP, QUICK_WARM_UP = 10, 1  # steps before the clock starts
+QUICK_SHARE = 40  # a quick run takes a fortieth of the steps, and at least three
 ENTRANTS: dict[str, dict[str, Any]] = {
     "one process": {},
     "one process, two threads of torch": {"threads": 2},
@@ -90,7 +91,7 @@ class Ready:
 
 
 def measure(
-    model: Callable[[], Any], steps: int, devices: int = 1, strategy: str = "auto", threads: int = 1
+    model: Callable[[], Any], steps: int, warm_up: int, devices: int = 1, strategy: str = "auto", threads: int = 1
 ) -> Figures:
     """Milliseconds per step of a training, without its first steps."""
     import torch
@@ -102,7 +103,7 @@ def measure(
         began = ended = 0.0
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx + 1 == WARM_UP:
+            if batch_idx + 1 == warm_up:
                 self.began = time.perf_counter()
             self.ended = time.perf_counter()
 
@@ -124,7 +125,7 @@ def measure(
         fp.Trainer(
             accelerator="cpu", devices=devices, strategy=strategy, max_epochs=1, logger=False, callbacks=watch, seed=1,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=directory,
-        ).fit(Trained(), Ready(model()[1], steps + WARM_UP, ranks))  # fmt: skip
+        ).fit(Trained(), Ready(model()[1], steps + warm_up, ranks))  # fmt: skip
     return {"wall_ms": (watch.ended - watch.began) / steps * 1e3}
 
 
@@ -132,14 +133,14 @@ def main() -> None:
     options = arguments("Time of a step that two devices share")
     os.environ["OMP_NUM_THREADS"] = "1"
     here = machine()
-    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    rounds, warm_up = (QUICK_ROUNDS, QUICK_WARM_UP) if options.quick else (ROUNDS, WARM_UP)
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Ratio] = {}
     for title, (model, steps) in MODELS.items():
-        steps = max(3, steps // 5) if options.quick else steps
+        steps = max(3, steps // QUICK_SHARE) if options.quick else steps
 
         def turn(entrant: str, model: Callable[[], Any] = model, steps: int = steps) -> Figures:
-            return measure(model, steps, **ENTRANTS[entrant])
+            return measure(model, steps, warm_up, **ENTRANTS[entrant])
 
         found = interleave(list(ENTRANTS), turn, rounds)
         for entrant, runs in found.items():

@@ -8,7 +8,6 @@ least that the exchange needs. Over a network, both take a round trip longer. Th
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +18,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import LESS, QUICK_ROUNDS, Figures, Rounds, arguments, interleave, machine, median, ratio, report, row
+from common import (
+    LESS,
+    QUICK_ROUNDS,
+    Figures,
+    Rounds,
+    arguments,
+    interleave,
+    machine,
+    median,
+    process_context,
+    ratio,
+    report,
+    row,
+)
 from ddp_overhead import free_port
 
 from footplate.distributed.group import join
@@ -35,7 +47,7 @@ def main() -> None:
     asked = arguments(__doc__ or "")
     before = machine()
     rounds = QUICK_ROUNDS if asked.quick else ROUNDS
-    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(PROCESSES, process_context(asked.quick)) as pool:
         found, _ = pool.map(measure, range(PROCESSES), repeat(free_port()), repeat(rounds))
     report(
         "xla_exchange",

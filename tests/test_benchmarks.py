@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -68,8 +68,7 @@ RATIOS = {
 
 def quick_run(benchmark: str, file: Path, *more: str) -> tuple[dict[str, Any], str]:
     """Run a benchmark quickly. Return the JSON that it wrote and the text that it printed."""
-    command = [sys.executable, str(BENCHMARKS / f"{benchmark}.py"), "--quick", "--json", str(file), *more]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=580)
+    ended = warm.run(BENCHMARKS / f"{benchmark}.py", "--quick", "--json", file, *more)
     assert ended.returncode == 0, ended.stderr
     return json.loads(file.read_text()), ended.stdout
 
