@@ -42,7 +42,7 @@ from typing import Any
 import psutil
 from chaos_faults import CLOCK, ORDER, TAKEN
 from chaos_plan import FILE_EVENTS, KINDS, Blow, Fall, Line, aftermath, judge, overlaps, plan, read, spread
-from common import machine, report
+from common import arguments_parser, machine, report
 from processes import Program
 
 RECIPES = ("table", "workers")
@@ -129,7 +129,7 @@ class Training:
             [sys.executable, _SCRIPT, str(self.directory), self.recipe, str(self.world)], self.directory / "said.txt"
         )
 
-    def _nursery(self) -> psutil.Process | None:
+    def _fork_server(self) -> psutil.Process | None:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.program.process.pid).children():
                 if any("footplate.launch.fork_server" in part for part in child.cmdline()):
@@ -138,7 +138,7 @@ class Training:
 
     def _ranks(self) -> list[psutil.Process]:
         """Processes of the ranks, in rank order."""
-        fork_server = self._nursery()
+        fork_server = self._fork_server()
         with contextlib.suppress(psutil.Error):
             return sorted(fork_server.children() if fork_server else [], key=lambda process: process.pid)
         return []
@@ -234,8 +234,8 @@ class Training:
         self._excuses[143] = ANY
         return self._signal_rank(blow, signal.SIGTERM)
 
-    def _kill_nursery(self, blow: Blow) -> bool:
-        fork_server = self._nursery()
+    def _kill_fork_server(self, blow: Blow) -> bool:
+        fork_server = self._fork_server()
         return fork_server is not None and _send(fork_server, signal.SIGKILL)
 
     def _kill_supervisor(self, blow: Blow) -> bool:
@@ -299,7 +299,7 @@ class Training:
 
 _BLOWS: dict[str, Callable[[Training, Blow], bool]] = {
     "kill rank": Training._kill_rank,
-    "kill nursery": Training._kill_nursery,
+    "kill fork server": Training._kill_fork_server,
     "kill supervisor": Training._kill_supervisor,
     "terminate rank": Training._terminate_rank,
     "terminate supervisor": Training._terminate_supervisor,
@@ -415,11 +415,12 @@ def compare(training: Training, untouched: list[Line], result: str, findings: Fi
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Kill a training again and again, and compare it with one left alone")
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--quick", action="store_true", help="few blows: shows that it works, no more")
+    parser = arguments_parser(
+        "Kill a training again and again, and compare it with an undisturbed training",
+        "each kind of fault once: shows that it works, no more",
+    )
+    parser.add_argument("--kills", type=int, default=200, help="number of faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the plan of the faults")
     return parser.parse_args()
 
 

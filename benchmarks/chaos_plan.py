@@ -16,7 +16,7 @@ from typing import Any
 
 KINDS = {
     "kill rank": "kill -9 of a rank",
-    "kill nursery": "kill -9 of the fork server",
+    "kill fork server": "kill -9 of the fork server",
     "kill supervisor": "kill -9 of the user's process; the script is started again",
     "terminate rank": "SIGTERM to a rank; the script ends with 143 and is started again",
     "terminate supervisor": "SIGTERM to the user's process; likewise",

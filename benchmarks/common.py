@@ -39,11 +39,34 @@ MET = f"wall time from a call until the ranks have met, {LESS}"
 RETURNED = f"wall time from a call until it returns, {LESS}"
 
 
-def arguments_parser(description: str) -> argparse.ArgumentParser:
-    """A parser of `--json` and `--quick`, which every benchmark takes."""
-    parser = argparse.ArgumentParser(description=description)
+def arguments_parser(
+    description: str, quick: str = "one short round: shows that it works, no more"
+) -> argparse.ArgumentParser:
+    """A parser of `--json` and `--quick`, which every benchmark takes.
+
+    Args:
+        description: shown as it is by `--help`.
+        quick: the help of `--quick`.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, no more")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def models_parser(
+    description: str, name: str = "models", names: str = "names of models; all by default"
+) -> argparse.ArgumentParser:
+    """A parser that also takes the models to measure, and `--add`, for a benchmark that runs model by model.
+
+    Args:
+        description: shown as it is by `--help`.
+        name: the name of the list of models among the parsed arguments.
+        names: the help of this list.
+    """
+    parser = arguments_parser(description)
+    parser.add_argument(name, nargs="*", help=names)
+    parser.add_argument("--add", action="store_true", help="keep the figures of other models that the file has")
     return parser
 
 

@@ -70,15 +70,13 @@ class Entrant:
 
 def parse(description: str, kinds: Sequence[str]) -> argparse.Namespace:
     """Parse the options. `options.kinds` are the kinds of data to measure."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--add", action="store_true", help="to the rounds that the file has already")
-    parser.add_argument("--quick", action="store_true", help="little data, two rounds: shows that it works, no more")
-    parser.add_argument("--kind", dest="kinds", nargs="+", choices=kinds, default=list(kinds), help="of data")
+    parser = common.arguments_parser(description, "little data, two rounds: shows that it works, no more")
+    parser.add_argument("--add", action="store_true", help="add to the rounds that the file has")
+    parser.add_argument("--kind", dest="kinds", nargs="+", choices=kinds, default=list(kinds), help="kinds of data")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="only entrants whose name has one of these words")
-    parser.add_argument("--rows", type=int, help="how many rows")
-    parser.add_argument("--rounds", type=int, help="how many interleaved rounds")
-    parser.add_argument("--seconds", type=float, help="how long each loader runs in a round, at least (and one pass)")
+    parser.add_argument("--rows", type=int, help="number of rows")
+    parser.add_argument("--rounds", type=int, help="number of interleaved rounds")
+    parser.add_argument("--seconds", type=float, help="least time of each loader in a round; at least one pass")
     parser.add_argument("--data", type=Path, help="keep the data sets here, and use them again")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)
@@ -257,7 +255,7 @@ def complete(directory: Path) -> bool:
 
 
 def make_in_fork(make: Callable[..., None], *arguments: Any) -> None:
-    """Make a data set in a fork, so that this process, which a quick run forks again, has no threads of pyarrow or Delta."""
+    """Make a data set in a fork. Threads of pyarrow and Delta then don't exist in this process, which a quick run forks."""
     process = multiprocessing.get_context("fork").Process(target=make, args=arguments)
     process.start()
     process.join()

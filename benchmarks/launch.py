@@ -31,7 +31,6 @@ existed: 2 GiB are the argument and the result.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -46,7 +45,7 @@ from typing import Any
 
 import launch_ray
 import launch_spark
-from common import LESS, QUICK_ROUNDS, Figures, Ratio, interleave, machine, ratio, report, row
+from common import LESS, QUICK_ROUNDS, Figures, Ratio, arguments_parser, interleave, machine, ratio, report, row
 
 ROUNDS = 7
 PATIENCE_S = 180
@@ -241,12 +240,10 @@ PARTS: dict[str, Part] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file, beside those that it has")
-    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, no more")
-    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be repeated")
-    parser.add_argument("--worlds", type=int, action="append", help="so many workers; may be repeated")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser = arguments_parser(__doc__ or "")
+    parser.add_argument("--only", choices=PARTS, action="append", help="run this part; may be repeated")
+    parser.add_argument("--worlds", type=int, action="append", help="number of workers; may be repeated")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     here = machine()

@@ -113,7 +113,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 # A round takes a minute and has five steps. The time is that of the fastest step, the memory is the median.
 ROUNDS = 1
 COLUMNS = {
-    "foretold_mb": "memory MB, predicted",
+    "predicted_mb": "memory MB, predicted",
     "peak_mb": "measured",
     "least_ms": "step ms, least",
     "fastest_ms": "XLA, fastest",
@@ -131,7 +131,7 @@ def once(name: str, models: dict[str, Callable[[], tuple[nn.Module, Any]]]) -> c
     found = plan(Supervised(net), batch, on=["cpu"], measure=True).measured
     assert found is not None
     return {
-        "foretold_mb": found.predicted_peak_bytes / 1e6,
+        "predicted_mb": found.predicted_peak_bytes / 1e6,
         "peak_mb": found.peak_bytes / 1e6,
         "least_ms": found.least_step_s * 1e3,
         "fastest_ms": found.xla_fastest_step_s * 1e3,
@@ -141,9 +141,7 @@ def once(name: str, models: dict[str, Callable[[], tuple[nn.Module, Any]]]) -> c
 
 
 def main() -> None:
-    parser = common.arguments_parser(__doc__ or "")
-    parser.add_argument("models", nargs="*", help="names of models; all by default")
-    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
+    parser = common.models_parser(__doc__ or "")
     given = parser.parse_args()
     models = {"MLP": small_mlp} if given.quick else MODELS
     names = given.models or list(models)
@@ -151,8 +149,8 @@ def main() -> None:
     rounds = common.QUICK_ROUNDS if given.quick else ROUNDS
     found = common.interleave(names, lambda name: once(name, models), rounds)
     memory = {
-        f"memory_found_vs_foretold_{name}": common.spread(
-            [run["peak_mb"] / run["foretold_mb"] for run in found[name]],
+        f"memory_measured_vs_predicted_{name}": common.spread(
+            [run["peak_mb"] / run["predicted_mb"] for run in found[name]],
             "measured",
             "predicted",
             "peak memory, 1 is right",
@@ -176,7 +174,7 @@ def main() -> None:
         rows,
         memory | time,
         {
-            "largest_memory_error": max(abs(run["peak_mb"] / run["foretold_mb"] - 1) for run in taken),
+            "largest_memory_error": max(abs(run["peak_mb"] / run["predicted_mb"] - 1) for run in taken),
             "largest_least_vs_fastest": max(run["least_ms"] / run["fastest_ms"] for run in taken),
         },
         before,

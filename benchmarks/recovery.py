@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import LESS, Figures, Ratio, Rounds, interleave, machine, ratio, report
+from common import LESS, Figures, Ratio, Rounds, arguments_parser, interleave, machine, ratio, report
 from processes import Program
 
 WORLDS = (2, 4)
@@ -189,16 +189,15 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="How long a training stands still when one of its processes is killed")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument(
-        "--quick", action="store_true", help="one kill, and Footplate only: shows that it works, no more"
+    parser = arguments_parser(
+        "Time from the kill of a process until its training makes the next step",
+        "one kill, and Footplate only: shows that it works, no more",
     )
-    parser.add_argument("--kills", type=int, default=10, help="of each contender and number of ranks")
-    parser.add_argument("--peer-kills", type=int, help="of the peers, which take a minute for each (default: as many)")
+    parser.add_argument("--kills", type=int, default=10, help="kills of each contender and number of ranks")
     parser.add_argument(
-        "--add", action="store_true", help="to what the file holds already: the kills may be done in parts"
+        "--peer-kills", type=int, help="kills of the peers, which take a minute each (default: as many)"
     )
+    parser.add_argument("--add", action="store_true", help="keep the kills that the file has, to run this in parts")
     options = parser.parse_args()
     if options.add and not (options.json and options.json.exists()):
         parser.error("--add needs --json FILE, with an earlier part's figures in it")

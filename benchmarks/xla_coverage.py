@@ -23,7 +23,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import torch
 import transformers
-from common import arguments_parser, machine, report
+from common import machine, models_parser, report
 from xla_coverage_models import Model, models
 
 from footplate.core.errors import FootplateError
@@ -77,9 +77,7 @@ def examined_apart(model: Model) -> dict[str, Any]:
 
 def main() -> None:
     """Capture all models, or the models whose names contain one of the given words."""
-    parser = arguments_parser(__doc__ or "")
-    parser.add_argument("words", nargs="*", help="parts of names of models or libraries; all by default")
-    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
+    parser = models_parser(__doc__ or "", "words", "parts of names of models or libraries; all by default")
     given = parser.parse_args()
     before, rows = machine(), []
     torch.set_num_threads(1)

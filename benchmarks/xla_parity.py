@@ -30,7 +30,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 
 import jax
 import torch
-from common import arguments_parser, machine, report
+from common import machine, models_parser, report
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from xla_dropout import SIGMAS, draws
@@ -191,9 +191,7 @@ def why_not(entry: Entry) -> str:
 
 def main() -> None:
     """Compare all models, or the named ones."""
-    parser = arguments_parser(__doc__ or "")
-    parser.add_argument("models", nargs="*", help="names of models; all by default")
-    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
+    parser = models_parser(__doc__ or "")
     given = parser.parse_args()
     before = machine()
     names = given.models or (["torchvision ViT"] if given.quick else [*ENTRIES, DROPOUT, *UNFIT])

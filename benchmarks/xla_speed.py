@@ -33,10 +33,10 @@ from common import (
     WALL_STEP,
     Figures,
     Ratio,
-    arguments_parser,
     interleave,
     let_torchvision_be_imported,
     machine,
+    models_parser,
     ratio,
     report,
     row,
@@ -312,9 +312,7 @@ def medians(ratios: dict[str, float]) -> dict[str, float]:
 
 def main() -> None:
     """Measure all models, or the named ones."""
-    parser = arguments_parser(__doc__ or "")
-    parser.add_argument("models", nargs="*", help="names of models, or `host`; all by default")
-    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
+    parser = models_parser(__doc__ or "", names="names of models, or `host`; all by default")
     parser.add_argument(
         "--core", action="store_true", help="eager torch, torch.compile and XLA with one step a call alone"
     )

@@ -47,7 +47,7 @@ RATIOS = {
         "lightning_first_step_vs_raw",
         "lightning_import_vs_torch",
     },
-    "plan_accuracy": {"memory_found_vs_foretold_MLP", "least_vs_fastest_step_MLP"},
+    "plan_accuracy": {"memory_measured_vs_predicted_MLP", "least_vs_fastest_step_MLP"},
     "replicas": {
         f"{model}_{pair}"
         for model in ("tiny", "wide", "convolutional")
