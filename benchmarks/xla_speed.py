@@ -40,6 +40,7 @@ from common import (
     ratio,
     report,
     row,
+    spread,
 )
 from jax import lax
 from torch import Tensor, nn
@@ -301,13 +302,20 @@ def _trainer_us(steps: int) -> float:
     return (clock.at[1] - clock.at[0]) / steps * 1e6
 
 
-def medians(ratios: dict[str, float]) -> dict[str, float]:
-    """Median of each kind of ratio over the models that have it."""
-    kinds = {name.rpartition(": ")[2] for name in ratios if ": " in name}
-    return {
-        f"{kind}_median": statistics.median(value for name, value in ratios.items() if name.endswith(f": {kind}"))
-        for kind in sorted(kinds)
-    }
+def medians(figures: dict[str, Any]) -> dict[str, Ratio]:
+    """Ratios by kind over the models that have the kind: the median and the quartiles of the models' ratios."""
+    by_kind: dict[str, dict[str, Ratio]] = {}
+    for name, figure in figures.items():
+        model, _, kind = name.rpartition(": ")
+        if kind in RATIOS:
+            by_kind.setdefault(kind, {})[model] = figure
+    return {f"{kind}_median": _over_models(kind, of_models) for kind, of_models in sorted(by_kind.items())}
+
+
+def _over_models(kind: str, of_models: dict[str, Ratio]) -> Ratio:
+    over, under, _, measure = RATIOS[kind]
+    found = spread([each["median"] for each in of_models.values()], over, under, measure)
+    return {**found, "rounds": min(each["rounds"] for each in of_models.values()), "models": sorted(of_models)}
 
 
 def main() -> None:
@@ -337,7 +345,9 @@ def main() -> None:
     )  # fmt: skip
     if given.json:
         result = json.loads(given.json.read_text())
-        result["ratios"] |= medians(result["ratios"])
+        over_models = medians(result["figures"])
+        result["ratios"] |= {name: figure["median"] for name, figure in over_models.items()}
+        result["figures"] |= over_models
         result["figures"]["models"] = len({name.split(": ")[0] for name in result["ratios"] if ": " in name})
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 

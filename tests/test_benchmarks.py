@@ -66,11 +66,24 @@ RATIOS = {
 }
 
 
+def unnamed_ratios(result: dict[str, Any]) -> list[str]:
+    """Ratios that don't name two different entrants and what is measured."""
+    names = ("of", "against", "measure")
+    figures = {ratio: result["figures"].get(ratio, {}) for ratio in result.get("ratios", {})}
+    return [
+        ratio
+        for ratio, figure in figures.items()
+        if not all(figure.get(name) for name in names) or figure["of"] == figure["against"]
+    ]
+
+
 def quick_run(benchmark: str, file: Path, *more: str) -> tuple[dict[str, Any], str]:
     """Run a benchmark quickly. Return the JSON that it wrote and the text that it printed."""
     ended = warm.run(BENCHMARKS / f"{benchmark}.py", "--quick", "--json", file, *more)
     assert ended.returncode == 0, ended.stderr
-    return json.loads(file.read_text()), ended.stdout
+    result = json.loads(file.read_text())
+    assert unnamed_ratios(result) == []
+    return result, ended.stdout
 
 
 @pytest.mark.slow
@@ -100,13 +113,7 @@ def test_quick_run_prints_a_table_and_writes_json_in_the_common_form(name: str, 
 
 @pytest.mark.parametrize("file", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda file: file.stem)
 def test_every_ratio_that_was_measured_names_its_peer_and_its_measure(file: Path):
-    result = json.loads(file.read_text())
-    unnamed = [
-        name
-        for name in result.get("ratios", {})
-        if not name.endswith("_median") and not {"of", "against", "measure"} <= set(result["figures"].get(name, {}))
-    ]
-    assert unnamed == []
+    assert unnamed_ratios(json.loads(file.read_text())) == []
 
 
 @pytest.mark.slow
@@ -177,6 +184,9 @@ def test_the_benchmark_of_xlas_speed_measures_a_tiny_network(tmp_path: Path):
     assert all(value > 0 for value in found["ratios"].values())
     assert 0 < found["figures"]["host_us_per_step_k50"] <= found["figures"]["device_us_per_step_k50"]
     assert found["figures"]["trainer_us_per_step_k50"] > 0
+    for kind in kinds:
+        assert found["ratios"][f"{kind}_median"] == found["ratios"][f"tiny MLP: {kind}"]
+        assert found["figures"][f"{kind}_median"]["models"] == ["tiny MLP"]
 
 
 def test_broken_cases_of_foreign_tests_count_as_behavioural_and_wording_does_not():
