@@ -97,11 +97,11 @@ def process_context(quick: bool, *preload: str) -> BaseContext:
 
 def interleave(entrants: Sequence[str], measure: Callable[[str], Figures], rounds: int) -> Rounds:
     """Measure every entrant once in each round. Every other round has the reverse order."""
-    found: Rounds = {entrant: [] for entrant in entrants}
+    results: Rounds = {entrant: [] for entrant in entrants}
     for number in range(rounds):
         for entrant in entrants if number % 2 == 0 else reversed(entrants):
-            found[entrant].append(measure(entrant))
-    return found
+            results[entrant].append(measure(entrant))
+    return results
 
 
 def median(runs: list[Figures], figure: str) -> float:
@@ -109,18 +109,18 @@ def median(runs: list[Figures], figure: str) -> float:
     return statistics.median(run[figure] for run in runs)
 
 
-def ratio(found: Rounds, over: str, under: str, figure: str, measure: str, under_figure: str | None = None) -> Ratio:
+def ratio(results: Rounds, over: str, under: str, figure: str, measure: str, under_figure: str | None = None) -> Ratio:
     """Compare two entrants: the quotient of a figure in each round, and the spread of these quotients.
 
     Args:
-        found: the rounds of both.
+        results: the rounds of both.
         over: the entrant in the numerator.
         under: its peer.
         figure: the key of the figure.
         measure: what the figure measures, in words, and whether less or more is better.
         under_figure: the key of the peer's figure, if it is different.
     """
-    pairs = zip(found[over], found[under], strict=True)
+    pairs = zip(results[over], results[under], strict=True)
     return spread([a[figure] / b[under_figure or figure] for a, b in pairs], over, under, measure)
 
 
@@ -140,13 +140,13 @@ def machine() -> dict[str, Any]:
     """The machine that gave the figures, with its current load; without host names and paths."""
     from footplate.hardware.machine import examine_machine
 
-    found = examine_machine()
+    examined = examine_machine()
     return {
-        "cpu": found.cpu,
-        "cores": found.cores,
-        "usable_cores": found.usable_cores,
-        "memory_gb": round(found.memory_bytes / 2**30, 1),
-        "system": found.system,
+        "cpu": examined.cpu,
+        "cores": examined.cores,
+        "usable_cores": examined.usable_cores,
+        "memory_gb": round(examined.memory_bytes / 2**30, 1),
+        "system": examined.system,
         "python": platform.python_version(),
         "load_before": os.getloadavg()[0],
     }
@@ -186,14 +186,14 @@ def report(
     for row in rows:
         table.add_row(row["name"], *(_number(row.get(figure)) for figure in columns))
     console.print(title, table, "", sep="\n")
-    for name, found in ratios.items():
-        console.print(f"{name:30} {found['median']:6.3f}   (quartiles {found['q1']:.3f} … {found['q3']:.3f})")
-        console.print(f"    {found['of']} against {found['against']}: {found['measure']}")
+    for name, spread in ratios.items():
+        console.print(f"{name:30} {spread['median']:6.3f}   (quartiles {spread['q1']:.3f} … {spread['q3']:.3f})")
+        console.print(f"    {spread['of']} against {spread['against']}: {spread['measure']}")
     if path is None:
         return
     result = {
         "benchmark": benchmark,
-        "ratios": {name: found["median"] for name, found in ratios.items()},
+        "ratios": {name: spread["median"] for name, spread in ratios.items()},
         "figures": {**ratios, **figures},
         "rows": rows,
         "machine": machine,

@@ -64,7 +64,7 @@ class Entrant:
     def python(self) -> str:
         return sys.executable if self.env is None else str(ENVS / self.env / "bin" / "python")
 
-    def there(self) -> bool:
+    def exists(self) -> bool:
         return Path(self.python).exists()
 
 
@@ -86,8 +86,12 @@ def parse(description: str, kinds: Sequence[str]) -> argparse.Namespace:
 
 def chosen(entrants: Iterable[Entrant], only: Sequence[str] | None) -> list[Entrant]:
     """Entrants that the options choose and whose environment exists."""
-    wanted = [one for one in entrants if only is None or any(word in re.findall(r"\w+", one.name) for word in only)]
-    return [one for one in wanted if one.there() or print(f"{one.name}: no environment, left out")]
+    wanted = [
+        entrant
+        for entrant in entrants
+        if only is None or any(word in re.findall(r"\w+", entrant.name) for word in only)
+    ]
+    return [entrant for entrant in wanted if entrant.exists() or print(f"{entrant.name}: no environment, left out")]
 
 
 def measure(
@@ -97,15 +101,15 @@ def measure(
 
     An entrant that fails or times out has no figures in that round.
     """
-    found: Rounds = {entrant.name: [] for entrant in entrants}
+    results: Rounds = {entrant.name: [] for entrant in entrants}
     for number in range(first, first + options.rounds):
         for entrant in entrants if number % 2 == 0 else reversed(entrants):
             load = os.getloadavg()[0]
             figures = once(entrant, directory, batch, options.seconds, options.quick)
             if figures:
-                found[entrant.name].append({**figures, "round": number, "load_before": load})
+                results[entrant.name].append({**figures, "round": number, "load_before": load})
                 print(f"round {number} {entrant.name:32} {figures['steady']:12,.0f} rows/s", flush=True)
-    return {name: runs for name, runs in found.items() if runs}
+    return {name: runs for name, runs in results.items() if runs}
 
 
 def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0, quick: bool = False) -> Figures | None:
@@ -170,11 +174,11 @@ def continued(
 
 def earlier(path: Path | None, add: bool) -> dict[str, Rounds]:
     """Rounds that a file already has, by kind of data."""
-    found: dict[str, Rounds] = {}
+    results: dict[str, Rounds] = {}
     if add and path is not None and path.exists():
         for row in json.loads(path.read_text())["rows"]:
-            found.setdefault(row["kind"], {})[row["loader"]] = row["rounds"]
-    return found
+            results.setdefault(row["kind"], {})[row["loader"]] = row["rounds"]
+    return results
 
 
 def next_round(rounds: Rounds) -> int:
@@ -182,33 +186,33 @@ def next_round(rounds: Rounds) -> int:
     return 1 + max((int(run["round"]) for runs in rounds.values() for run in runs), default=-1)
 
 
-def merged(one: Rounds, other: Rounds) -> Rounds:
+def merged(before: Rounds, after: Rounds) -> Rounds:
     """Join two sets of rounds."""
-    return {name: one.get(name, []) + other.get(name, []) for name in {**one, **other}}
+    return {name: before.get(name, []) + after.get(name, []) for name in {**before, **after}}
 
 
-def paired(found: Rounds, over: str, under: str | None, figure: str) -> Ratio | None:
+def paired(results: Rounds, over: str, under: str | None, figure: str) -> Ratio | None:
     """`common.ratio` over the rounds that both entrants have; None for fewer than two rounds."""
-    if under is None or over not in found or under not in found:
+    if under is None or over not in results or under not in results:
         return None
-    turns = {name: {run["round"]: run for run in found[name]} for name in (over, under)}
+    turns = {name: {run["round"]: run for run in results[name]} for name in (over, under)}
     both = sorted(turns[over].keys() & turns[under].keys())
     pairs = {name: [turns[name][number] for number in both] for name in (over, under)}
     return common.ratio(pairs, over, under, figure, MEASURES[figure]) if len(both) > 1 else None
 
 
-def best(found: Rounds, peers: Iterable[Entrant], figure: str, least: bool = False) -> str | None:
+def best(results: Rounds, peers: Iterable[Entrant], figure: str, least: bool = False) -> str | None:
     """Name of the peer with the best median of a figure, among peers with more than one turn that have the figure."""
-    meant = [peer for peer in peers if peer.streams or figure != "steady"]
-    there = [peer.name for peer in meant if len(found.get(peer.name, ())) > 1]
+    streaming = [peer for peer in peers if peer.streams or figure != "steady"]
+    measured = [peer.name for peer in streaming if len(results.get(peer.name, ())) > 1]
     choose = min if least else max
-    return choose(there, key=lambda name: median(found[name], figure)) if there else None
+    return choose(measured, key=lambda name: median(results[name], figure)) if measured else None
 
 
 def report(
     benchmark: str,
     title: str,
-    found: dict[str, Rounds],
+    results: dict[str, Rounds],
     ratios: dict[str, Ratio | None],
     machine: dict[str, object],
     path: Path | None,
@@ -218,7 +222,7 @@ def report(
     Args:
         benchmark: the name of its file.
         title: the heading of the tables.
-        found: the rounds, by kind of data.
+        results: the rounds, by kind of data.
         ratios: by name; None values are left out.
         machine: from `common.machine()`.
         path: the JSON's file.
@@ -227,11 +231,11 @@ def report(
         {"name": f"{kind}: {loader}", "kind": kind, "loader": loader}
         | {figure: median(runs, figure) for figure in (*COLUMNS, "rows")}
         | {"rounds": runs}
-        for kind, rounds in found.items()
+        for kind, rounds in results.items()
         for loader, runs in rounds.items()
     ]
-    there = {name: spread for name, spread in ratios.items() if spread is not None}
-    common.report(benchmark, title, COLUMNS, rows, there, {}, machine, PACKAGES, path)
+    spreads = {name: spread for name, spread in ratios.items() if spread is not None}
+    common.report(benchmark, title, COLUMNS, rows, spreads, {}, machine, PACKAGES, path)
 
 
 @contextmanager

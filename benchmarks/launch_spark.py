@@ -16,7 +16,7 @@ from typing import Any
 from common import MET, RETURNED, Figures, Ratio, interleave, ratio, row
 
 WORKERS = 2
-OURS, THEIRS, THEIRS_LOCAL = "footplate on Spark", "TorchDistributor on Spark", "TorchDistributor in local mode"
+OURS, THEIRS, THEIRS_LOCAL = ("footplate on Spark", "TorchDistributor on Spark", "TorchDistributor in local mode")
 
 
 @contextmanager
@@ -48,14 +48,14 @@ def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[
     if not quick:
         runs[THEIRS_LOCAL] = lambda: _torch_distributor(True)
     with spark_session():
-        found = interleave(list(runs), lambda name: runs[name](), rounds)
+        results = interleave(list(runs), lambda name: runs[name](), rounds)
     rows = [
-        row(f"{name}, {WORKERS} workers", figures) | {"not_rank_0": sum(one["rank"] != 0 for one in figures)}
-        for name, figures in found.items()
+        row(f"{name}, {WORKERS} workers", figures) | {"not_rank_0": sum(run["rank"] != 0 for run in figures)}
+        for name, figures in results.items()
     ]
     return rows, {
-        "spark_vs_torch_distributor": ratio(found, OURS, THEIRS, "first_s", MET),
-        "spark_returned_vs_torch_distributor": ratio(found, OURS, THEIRS, "returned_s", RETURNED),
+        "spark_vs_torch_distributor": ratio(results, OURS, THEIRS, "first_s", MET),
+        "spark_returned_vs_torch_distributor": ratio(results, OURS, THEIRS, "returned_s", RETURNED),
     }
 
 

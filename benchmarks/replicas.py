@@ -64,7 +64,7 @@ class Ready:
     def __init__(self, shape: tuple[int, ...], steps: int, ranks: int) -> None:
         import torch
 
-        self._batch = torch.randn(shape[0] // ranks, *shape[1:]), torch.arange(shape[0] // ranks) % 10
+        self._batch = (torch.randn(shape[0] // ranks, *shape[1:]), torch.arange(shape[0] // ranks) % 10)
         self._steps, self._rows, self._ranks, self._given = steps, shape[0], ranks, 0
         self.global_batch_size = shape[0]
 
@@ -132,7 +132,7 @@ def measure(
 def main() -> None:
     options = arguments("Time of a step that two devices share")
     os.environ["OMP_NUM_THREADS"] = "1"
-    here = machine()
+    host = machine()
     rounds, warm_up = (QUICK_ROUNDS, QUICK_WARM_UP) if options.quick else (ROUNDS, WARM_UP)
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Ratio] = {}
@@ -142,14 +142,14 @@ def main() -> None:
         def turn(entrant: str, model: Callable[[], Any] = model, steps: int = steps) -> Figures:
             return measure(model, steps, warm_up, **ENTRANTS[entrant])
 
-        found = interleave(list(ENTRANTS), turn, rounds)
-        for entrant, runs in found.items():
+        results = interleave(list(ENTRANTS), turn, rounds)
+        for entrant, runs in results.items():
             rows.append({
                 "name": f"{model.__name__}: {entrant}",
                 "model": title,
                 "wall_ms": median(runs, "wall_ms"),
                 "least_ms": min(run["wall_ms"] for run in runs),
-                "vs_one": ratio(found, entrant, "one process", "wall_ms", WALL_STEP)["median"],
+                "vs_one": ratio(results, entrant, "one process", "wall_ms", WALL_STEP)["median"],
                 "rounds": runs,
             })  # fmt: skip
         for name, of, against in (
@@ -157,11 +157,11 @@ def main() -> None:
             ("replicas_vs_one", "two replicas", "one process"),
             ("ddp_vs_one", "two processes (ddp)", "one process"),
         ):
-            ratios[f"{model.__name__}_{name}"] = ratio(found, of, against, "wall_ms", WALL_STEP)
+            ratios[f"{model.__name__}_{name}"] = ratio(results, of, against, "wall_ms", WALL_STEP)
     columns = {"wall_ms": "ms/step", "least_ms": "least", "vs_one": "× one process"}
     report(
         "replicas", f"The same batch shared by two, medians of {rounds} rounds", columns, rows, ratios,
-        {"clock": "wall time of steady steps"}, here, ("torch", "footplate"), options.json,
+        {"clock": "wall time of steady steps"}, host, ("torch", "footplate"), options.json,
     )  # fmt: skip
 
 

@@ -163,8 +163,8 @@ def main() -> None:
 
 
 def compare(rounds: int, path: Path | None, quick: bool = False) -> None:
-    here = machine()
-    found = interleave(list(PROGRAMS), lambda name: run(name, quick), rounds)
+    host = machine()
+    results = interleave(list(PROGRAMS), lambda name: run(name, quick), rounds)
 
     pairs = {
         "first_step_vs_raw": ("footplate: first step", "raw: first step"),
@@ -175,21 +175,24 @@ def compare(rounds: int, path: Path | None, quick: bool = False) -> None:
     }
     rows = [
         {"name": name, "cpu_s": median(runs, "cpu_s"), "wall_s": median(runs, "wall_s"), "rounds": runs}
-        for name, runs in found.items()
+        for name, runs in results.items()
     ]
     added = added_imports()
     wall = {
-        f"wall_{name}": ratio(found, *pair, "wall_s", f"wall time of the process, {LESS}")
+        f"wall_{name}": ratio(results, *pair, "wall_s", f"wall time of the process, {LESS}")
         for name, pair in pairs.items()
     }
     report(
         "startup",
-        f"Seconds from the start of a process, medians of {len(found['import torch'])} rounds",
+        f"Seconds from the start of a process, medians of {len(results['import torch'])} rounds",
         {"cpu_s": "CPU s", "wall_s": "wall s"},
         rows,
-        {name: ratio(found, *pair, "cpu_s", f"processor time of the process, {LESS}") for name, pair in pairs.items()},
+        {
+            name: ratio(results, *pair, "cpu_s", f"processor time of the process, {LESS}")
+            for name, pair in pairs.items()
+        },
         {**wall, "added_imports": added, "clock": "CPU time of the process"},
-        here,
+        host,
         ("torch", "footplate", "lightning", "rich"),
         path,
     )

@@ -44,21 +44,21 @@ OURS, LIMIT = "footplate", "limit: bare all-reduce"
 
 
 def main() -> None:
-    asked = arguments(__doc__ or "")
-    before = machine()
-    rounds = QUICK_ROUNDS if asked.quick else ROUNDS
-    with ProcessPoolExecutor(PROCESSES, process_context(asked.quick)) as pool:
-        found, _ = pool.map(measure, range(PROCESSES), repeat(free_port()), repeat(rounds))
+    options = arguments(__doc__ or "")
+    host = machine()
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    with ProcessPoolExecutor(PROCESSES, process_context(options.quick)) as pool:
+        results, _ = pool.map(measure, range(PROCESSES), repeat(free_port()), repeat(rounds))
     report(
         "xla_exchange",
         "What comparing the forms of a batch of images and classes costs two processes",
         {"call_us": "µs a call"},
-        [row(name, found[name]) for name in (OURS, LIMIT)],
-        {"exchange_vs_limit": ratio(found, OURS, LIMIT, "call_us", f"wall time of a call, {LESS}")},
-        {"call_us": median(found[OURS], "call_us")},
-        before,
+        [row(name, results[name]) for name in (OURS, LIMIT)],
+        {"exchange_vs_limit": ratio(results, OURS, LIMIT, "call_us", f"wall time of a call, {LESS}")},
+        {"call_us": median(results[OURS], "call_us")},
+        host,
         ["torch", "jax", "footplate"],
-        asked.json,
+        options.json,
     )
 
 
@@ -69,7 +69,7 @@ def measure(rank: int, port: int, rounds: int) -> Rounds:
     world = World(rank, PROCESSES, rank, PROCESSES)
     spec: Any = SimpleNamespace(group=join(world, "gloo", torch.device("cpu")), weight=None)
     shares, numbers = BatchExchange(spec), torch.zeros(3, dtype=torch.int64)
-    batch = flat((torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64)), lambda given: given)
+    batch = flat((torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64)), lambda tensor: tensor)
     calls: dict[str, Callable[[int], Any]] = {
         OURS: lambda index: shares.agree([batch], index, True, index),
         LIMIT: lambda index: dist.all_reduce(numbers, op=dist.ReduceOp.MAX),
