@@ -50,7 +50,7 @@ STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
 ROUNDS = 30
 # Time for MLflow's import and its new database, in any process.
 WARM_UP_S = 10.0
-PRELOAD = ("step_variants", "preloaded")  # what the fork server of a quick run imports
+PRELOAD = ("step_variants", "preloaded")  # what a quick run imports before it forks
 
 
 @dataclass(frozen=True)

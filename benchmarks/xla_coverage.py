@@ -82,7 +82,7 @@ def main() -> None:
     host, rows = machine(), []
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    words = options.words or (["resnet18"] if options.quick else [""])
+    words = options.words or (["torchvision alexnet"] if options.quick else [""])
     for library, name, model in models():
         if any(word in f"{library} {name}" for word in words):
             rows.append({"name": f"{library} {name}", "library": library, **examined_apart(model)})

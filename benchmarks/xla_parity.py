@@ -34,7 +34,7 @@ from common import machine, models_parser, report
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from xla_dropout import SIGMAS, draws
-from xla_models import ENTRIES, UNFIT, Entry
+from xla_models import ENTRIES, QUICK, UNFIT, Entry
 
 from footplate.core.errors import FootplateError
 from footplate.step.xla.capture import capture_training, load_state, state_of
@@ -194,10 +194,10 @@ def main() -> None:
     parser = models_parser(__doc__ or "")
     options = parser.parse_args()
     host = machine()
-    names = options.models or (["torchvision ViT"] if options.quick else [*ENTRIES, DROPOUT, *UNFIT])
+    names = options.models or ([*QUICK] if options.quick else [*ENTRIES, DROPOUT, *UNFIT])
     rows = []
     for name in (name for name in names if name not in UNFIT):
-        rows.append(dropped() if name == DROPOUT else compared(name, ENTRIES[name]))
+        rows.append(dropped() if name == DROPOUT else compared(name, {**ENTRIES, **QUICK}[name]))
         print(rows[-1], flush=True)
     refused = {name: why_not(UNFIT[name]) for name in names if name in UNFIT}
     if options.add and options.json.exists():
