@@ -20,7 +20,7 @@ KINDS = {
     "kill supervisor": "kill -9 of the user's process; the script is started again",
     "terminate rank": "SIGTERM to a rank; the script ends with 143 and is started again",
     "terminate supervisor": "SIGTERM to the user's process; likewise",
-    "freeze rank": "SIGSTOP of a rank, which its heartbeat tells",
+    "freeze rank": "SIGSTOP of a rank; its heartbeat stops",
     "kill in write": "kill -9 at a random byte of a checkpoint",
     "kill between writes": "kill -9 before a random file operation of the writing thread",
     "full disk": "the disk is full; the script fails, room is made, it is started again",

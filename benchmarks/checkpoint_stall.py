@@ -292,10 +292,10 @@ def measure(name: str, width: int, count: int, quick: bool) -> Figures:
 
 
 def main() -> None:
-    parser = arguments_parser("How long a training loop stands still while it saves")
-    parser.add_argument("--size", choices=list(SIZES), help="of the state; the figures of the other stay in the file")
+    parser = arguments_parser("Time that a training loop is blocked by a save")
+    parser.add_argument("--size", choices=list(SIZES), help="size of the state; the file keeps the other size")
     parser.add_argument(
-        "--only", nargs="+", choices=list(WAYS), help="ways of saving; Footplate's and Lightning's at least"
+        "--only", nargs="+", choices=list(WAYS), help="ways of saving, at least those of Footplate and Lightning"
     )
     options = parser.parse_args()
     host = machine()
@@ -331,7 +331,7 @@ def main() -> None:
     ]
     report(
         "checkpoint_stall",
-        "Milliseconds for which training stands still at a save, medians",
+        "Milliseconds for which a save blocks training, medians",
         {
             "blocked_ms": "blocked", "least_ms": "least", "most_ms": "most", "first_ms": "first save",
             "memcpy_ms": "a bare copy", "write_ms": "until written",

@@ -77,7 +77,7 @@ def parse(description: str, kinds: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="number of rows")
     parser.add_argument("--rounds", type=int, help="number of interleaved rounds")
     parser.add_argument("--seconds", type=float, help="least time of each loader in a round; at least one pass")
-    parser.add_argument("--data", type=Path, help="keep the data sets here, and use them again")
+    parser.add_argument("--data", type=Path, help="directory that keeps the data sets for other runs")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.seconds = options.seconds if options.seconds is not None else (0.0 if options.quick else 30.0)

@@ -32,7 +32,7 @@ from foreign.suites import SUITES
 
 COLUMNS = {
     "passed": "pass", "behavioural": "of", "broken": "broken", "on_purpose": "on purpose", "wording": "wording",
-    "internals": "inside", "seconds": "s",
+    "internals": "internals", "seconds": "s",
 }  # fmt: skip
 
 

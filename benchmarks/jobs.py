@@ -210,9 +210,8 @@ def measure_queue(workplace: Workplace, count: int, kills: int, seed: int) -> di
         workplace.submit(name, seconds=0.2)
     submitted = time.time()
     next_kill = time.time()
-    while workplace.jobs.store.waiting(os.uname().nodename) or workplace.jobs.store.of_host(
-        os.uname().nodename, SUPERVISED
-    ):
+    host = os.uname().nodename
+    while workplace.jobs.store.waiting(host) or workplace.jobs.store.of_host(host, SUPERVISED):
         time.sleep(0.1)
         workplace.jobs.reconcile()
         supervisors.look(workplace)
@@ -280,10 +279,10 @@ def _overlaps(notes: list[tuple[str, str, float]]) -> bool:
 
 def main() -> None:
     parser = arguments_parser(__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=["start", "list", "queue", "ray"], help="one of them")
-    parser.add_argument("--jobs", type=int, default=1000, help="in the queue")
-    parser.add_argument("--rounds", type=int, default=12, help="of the starts")
-    parser.add_argument("--seed", type=int, default=1, help="of the kills")
+    parser.add_argument("--only", choices=["start", "list", "queue", "ray"], help="run only this part")
+    parser.add_argument("--jobs", type=int, default=1000, help="number of jobs in the queue")
+    parser.add_argument("--rounds", type=int, default=12, help="number of rounds of the starts")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the kills")
     options: argparse.Namespace = parser.parse_args()
     path = options.json.absolute() if options.json else None
     rounds, count, many = (1, 10, 500) if options.quick else (options.rounds, options.jobs, 10_000)

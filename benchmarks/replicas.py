@@ -65,7 +65,7 @@ class Ready:
         import torch
 
         self._batch = (torch.randn(shape[0] // ranks, *shape[1:]), torch.arange(shape[0] // ranks) % 10)
-        self._steps, self._rows, self._ranks, self._given = steps, shape[0], ranks, 0
+        self._steps, self._rows, self._ranks, self._yielded = steps, shape[0], ranks, 0
         self.global_batch_size = shape[0]
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Ready:
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._steps):
-            self._given += 1
+            self._yielded += 1
             yield self._batch
 
     def rank_rows(self, batch: int) -> int:
@@ -85,7 +85,7 @@ class Ready:
     def set_epoch(self, epoch: int) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batch": self._given}
+        return {"batch": self._yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -130,7 +130,7 @@ def measure(
 
 
 def main() -> None:
-    options = arguments("Time of a step that two devices share")
+    options = arguments("Time of a step on two devices: replicas, or two processes")
     os.environ["OMP_NUM_THREADS"] = "1"
     host = machine()
     rounds, warm_up = (QUICK_ROUNDS, QUICK_WARM_UP) if options.quick else (ROUNDS, WARM_UP)

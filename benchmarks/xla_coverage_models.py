@@ -318,8 +318,8 @@ def _words() -> dict[str, Tensor]:
 
 
 def _next_words() -> dict[str, Tensor]:
-    given = _words()
-    return {**given, "labels": given["input_ids"]}
+    words = _words()
+    return {**words, "labels": words["input_ids"]}
 
 
 def _text_class() -> dict[str, Tensor]:
@@ -630,10 +630,10 @@ def _transformers(name: str, batch: _Batch, settings: dict[str, Any]) -> Model:
         import transformers
 
         model = getattr(transformers, name)
-        given = batch()
-        own = "pixel_values" in given or not settings.keys().isdisjoint(("block_sizes", "num_encoder_layers"))
+        inputs = batch()
+        own = "pixel_values" in inputs or not settings.keys().isdisjoint(("block_sizes", "num_encoder_layers"))
         config = model.config_class(**({} if own else _SMALL) | settings)
-        flags = {key: value for key, value in given.items() if not isinstance(value, Tensor)}
-        return Whatever(model(config), flags), ((), {key: given[key] for key in given.keys() - flags.keys()})
+        flags = {key: value for key, value in inputs.items() if not isinstance(value, Tensor)}
+        return Whatever(model(config), flags), ((), {key: inputs[key] for key in inputs.keys() - flags.keys()})
 
     return make

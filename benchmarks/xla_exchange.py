@@ -51,7 +51,7 @@ def main() -> None:
         results, _ = pool.map(measure, range(PROCESSES), repeat(free_port()), repeat(rounds))
     report(
         "xla_exchange",
-        "What comparing the forms of a batch of images and classes costs two processes",
+        "Cost of comparing the shapes of a batch of images and classes between two processes",
         {"call_us": "µs a call"},
         [row(name, results[name]) for name in (OURS, LIMIT)],
         {"exchange_vs_limit": ratio(results, OURS, LIMIT, "call_us", f"wall time of a call, {LESS}")},

@@ -116,7 +116,7 @@ def compiled(step: Callable[..., Any], arguments: Any, tpu: bool) -> tuple[Any, 
 def main() -> None:
     """Measure, print, and write."""
     parser = arguments_parser(__doc__ or "")
-    parser.add_argument("--tpu", action="store_true", help="compile for a TPU, which needn't be there, and run nothing")
+    parser.add_argument("--tpu", action="store_true", help="compile for a TPU, without a TPU, and run no step")
     options = parser.parse_args()
     host = machine()
     keys = iter(jax.random.split(jax.random.key(0), LAYERS * len(SHAPES) + 1))

@@ -245,4 +245,4 @@ QUICK: dict[str, Entry] = {
 UNFIT: dict[str, Entry] = {
     "torchvision Faster R-CNN": Entry(_detection, _boxes),
 }
-"""What is tried too, because people will, though something in it depends on values."""
+"""Models that can't be captured, because something in them depends on values."""

@@ -53,9 +53,9 @@ def decode(data):
     from footplate.data.pipeline import images
 
     cv2.setNumThreads(1)  # there is one process per core
-    found = images.decode(np.frombuffer(data, np.uint8), images.ImageFormat(3, (SIZE, SIZE)))
+    pixels = images.decode(np.frombuffer(data, np.uint8), images.ImageFormat(3, (SIZE, SIZE)))
     out = np.empty((3, SIZE, SIZE), np.uint8)
-    images.write_planes(found, out)
+    images.write_planes(pixels, out)
     return out
 
 
@@ -455,7 +455,7 @@ class Peak(threading.Thread):
 
 
 def cpu_seconds():
-    found = 0.0
+    seconds = 0.0
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:
         try:
@@ -464,10 +464,10 @@ def cpu_seconds():
             continue
         # The kernel counts in ticks of 10 ms. A quick run may take less in this process, whose own clock is exact.
         if process == me:
-            found += time.process_time() + times.children_user + times.children_system
+            seconds += time.process_time() + times.children_user + times.children_system
         else:
-            found += times.user + times.system
-    return found
+            seconds += times.user + times.system
+    return seconds
 
 
 def measure(name, directory, batch, workers, least_seconds):
@@ -485,8 +485,8 @@ def measure(name, directory, batch, workers, least_seconds):
     while seconds < least_seconds or not passes:
         began, first_rows, first_at = time.perf_counter(), 0, 0.0
         looked = began
-        for found in make(directory, batch, workers):
-            count = len(found["label"] if "label" in found else found["tokens"])
+        for yielded in make(directory, batch, workers):
+            count = len(yielded["label"] if "label" in yielded else yielded["tokens"])
             now = time.perf_counter()
             if not first_at:
                 first_at, first_rows = now, count
