@@ -100,16 +100,17 @@ class _Server:
         fork = self._read()
 
         late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(fork, signal.SIGKILL)
-
-        timer = threading.Timer(timeout_s, end)
+        timer = threading.Timer(timeout_s, lambda: (late.set(), _kill_session(fork)))
         timer.start()
-        status = self._read()
-        timer.cancel()
+        try:
+            status = self._read()
+        except BaseException:  # a test's time limit, or Ctrl-C: the next script needs another server
+            _kill_session(fork)
+            _servers.remove(self)
+            self.close()
+            raise
+        finally:
+            timer.cancel()
         if late.is_set():
             raise TimeoutError(f"{request['command']} took more than {timeout_s:g} s")
         return status
@@ -124,6 +125,11 @@ class _Server:
         line = self._process.stdout.readline()
         assert line, "the server of warm scripts has ended"
         return int(line)
+
+
+def _kill_session(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 _servers: list[_Server] = []
