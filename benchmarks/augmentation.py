@@ -68,14 +68,14 @@ def augment_batch(image: torch.Tensor) -> torch.Tensor:
     return image[sample, :, rows, columns].permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 
-def epoch(table: pa.Table, place: str | None, cache: Path | None) -> Figures:
+def epoch(table: pa.Table, where: str | None, cache: Path | None) -> Figures:
     """Run one pass. Return rows per second, processor time per row, and the part of it that would move to the device."""
-    transform = augment_row if place == "row" else None
+    transform = augment_row if where == "row" else None
     loader = fp.Loader(fp.Table(table), BATCH, shuffle=True, image_size=SIZE, cache=cache, transform=transform)
     nbytes = rows = 0
     wall, cpu = time.perf_counter(), time.process_time()
     for batch in loader:
-        image = augment_batch(batch["image"]) if place == "batch" else batch["image"]
+        image = augment_batch(batch["image"]) if where == "batch" else batch["image"]
         rows += len(image)
         nbytes += batch["image"].nbytes
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -84,25 +84,26 @@ def epoch(table: pa.Table, place: str | None, cache: Path | None) -> Figures:
 
 def main() -> None:
     options = arguments("Augmentation in the loader, and on the device.")
-    table, rounds = pictures(256 if options.quick else ROWS), QUICK_ROUNDS if options.quick else ROUNDS
-    before = machine()
-    with tempfile.TemporaryDirectory() as kept:
-        caches = {"decoded": None, "cached": Path(kept)}
+    table, rounds = (pictures(256 if options.quick else ROWS), QUICK_ROUNDS if options.quick else ROUNDS)
+    host = machine()
+    with tempfile.TemporaryDirectory() as cache_directory:
+        caches = {"decoded": None, "cached": Path(cache_directory)}
         entrants = {f"{kind}, {name}": (PLACES[name], cache) for kind, cache in caches.items() for name in PLACES}
-        epoch(table, None, Path(kept))
-        found = interleave(list(entrants), lambda name: epoch(table, *entrants[name]), rounds)
+        epoch(table, None, Path(cache_directory))
+        results = interleave(list(entrants), lambda name: epoch(table, *entrants[name]), rounds)
     columns = {"rows_per_s": "rows/s", "cpu_us": "processor µs a row", "kb_per_row": "KB a row to the device"}
     rows = [
-        {"name": name, **{one: median(runs, one) for one in columns}, "rounds": runs} for name, runs in found.items()
+        {"name": name, **{figure: median(runs, figure) for figure in columns}, "rounds": runs}
+        for name, runs in results.items()
     ]
     ratios = {
         f"{kind}_row_by_row_vs_left": ratio(
-            found, f"{kind}, row by row", f"{kind}, left to the device", "cpu_us", f"processor time of a row, {LESS}"
+            results, f"{kind}, row by row", f"{kind}, left to the device", "cpu_us", f"processor time of a row, {LESS}"
         )
         for kind in caches
     }
     packages = ("footplate", "torch", "numpy", "opencv-python-headless")
-    report("augmentation", "Augmentation", columns, rows, ratios, {}, before, packages, options.json)
+    report("augmentation", "Augmentation", columns, rows, ratios, {}, host, packages, options.json)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from typing import Any
 import psutil
 from chaos_faults import CLOCK, ORDER, TAKEN
 from chaos_plan import FILE_EVENTS, KINDS, Blow, Fall, Line, aftermath, judge, overlaps, plan, read, spread
-from common import machine, report
+from common import arguments_parser, machine, report
 from processes import Program
 
 RECIPES = ("table", "workers")
@@ -129,7 +129,7 @@ class Training:
             [sys.executable, _SCRIPT, str(self.directory), self.recipe, str(self.world)], self.directory / "said.txt"
         )
 
-    def _nursery(self) -> psutil.Process | None:
+    def _fork_server(self) -> psutil.Process | None:
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.program.process.pid).children():
                 if any("footplate.launch.fork_server" in part for part in child.cmdline()):
@@ -138,7 +138,7 @@ class Training:
 
     def _ranks(self) -> list[psutil.Process]:
         """Processes of the ranks, in rank order."""
-        fork_server = self._nursery()
+        fork_server = self._fork_server()
         with contextlib.suppress(psutil.Error):
             return sorted(fork_server.children() if fork_server else [], key=lambda process: process.pid)
         return []
@@ -185,16 +185,17 @@ class Training:
 
     def _has_ended(self, code: int) -> bool:
         """Check an exit of the script and what it left, and start it again unless its work is done."""
-        left = self.program.left(PATIENCE_S)
-        if left:
-            self._findings.note("orphans", len(left), processes=[_named(one) for one in left], **self._circumstances())
+        orphans = self.program.left(PATIENCE_S)
+        if orphans:
+            commands = [_command(process) for process in orphans]
+            self._findings.note("orphans", len(orphans), processes=commands, **self._circumstances())
             self.program.kill()
         self._check_checkpoints()
         if code == 0:
             return True
-        said = self.program.said()
-        if not any(message in said for message in self._excuses.get(code, ())):
-            self._findings.note("unexpected", 1, exit_code=code, said=said, **self._circumstances())
+        output = self.program.said()
+        if not any(message in output for message in self._excuses.get(code, ())):
+            self._findings.note("unexpected", 1, exit_code=code, said=output, **self._circumstances())
         self._make_room()
         self.program = self._start()
         return False
@@ -234,8 +235,8 @@ class Training:
         self._excuses[143] = ANY
         return self._signal_rank(blow, signal.SIGTERM)
 
-    def _kill_nursery(self, blow: Blow) -> bool:
-        fork_server = self._nursery()
+    def _kill_fork_server(self, blow: Blow) -> bool:
+        fork_server = self._fork_server()
         return fork_server is not None and _send(fork_server, signal.SIGKILL)
 
     def _kill_supervisor(self, blow: Blow) -> bool:
@@ -299,7 +300,7 @@ class Training:
 
 _BLOWS: dict[str, Callable[[Training, Blow], bool]] = {
     "kill rank": Training._kill_rank,
-    "kill nursery": Training._kill_nursery,
+    "kill fork server": Training._kill_fork_server,
     "kill supervisor": Training._kill_supervisor,
     "terminate rank": Training._terminate_rank,
     "terminate supervisor": Training._terminate_supervisor,
@@ -319,7 +320,7 @@ def _send(process: psutil.Process, number: signal.Signals) -> bool:
     return True
 
 
-def _named(process: psutil.Process) -> str:
+def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())[:200]
     except psutil.Error:
@@ -330,9 +331,9 @@ def _fill(ballast: Path, leave: int) -> None:
     """Fill a file system until the given number of bytes is free."""
     free = os.statvfs(ballast.parent)
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        left = free.f_bavail * free.f_frsize - leave
-        while left > 0:
-            left -= file.write(b"\0" * min(left, 1 << 16))
+        to_write = free.f_bavail * free.f_frsize - leave
+        while to_write > 0:
+            to_write -= file.write(b"\0" * min(to_write, 1 << 16))
 
 
 @contextlib.contextmanager
@@ -371,7 +372,7 @@ def run(kills: int, seed: int) -> tuple[Findings, list[Fall], list[dict[str, Any
     blows = plan(kills, seed)
     trainings = 0
     while blows:
-        kind = recipe, world = RECIPES[trainings % len(RECIPES)], WORLDS[trainings % len(WORLDS)]
+        kind = recipe, world = (RECIPES[trainings % len(RECIPES)], WORLDS[trainings % len(WORLDS)])
         trainings += 1
         if kind not in untouched:
             untouched[kind] = leave_alone(recipe, world)
@@ -394,9 +395,9 @@ def compare(training: Training, untouched: list[Line], result: str, findings: Fi
     """Record where a training with faults differs from the undisturbed one."""
     lines = training.lines()
     faults = judge(lines, untouched)
-    found = (training.directory / "result.json").read_text()
-    if found != result:
-        faults.append(f"the result is {found}, not {result}")
+    struck_result = (training.directory / "result.json").read_text()
+    if struck_result != result:
+        faults.append(f"the result is {struck_result}, not {result}")
     falls = [{"kind": fall.blow.kind, "at": fall.at} for fall in training.falls]
     if faults:
         findings.note(
@@ -415,41 +416,42 @@ def compare(training: Training, untouched: list[Line], result: str, findings: Fi
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Kill a training again and again, and compare it with one left alone")
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--quick", action="store_true", help="few blows: shows that it works, no more")
+    parser = arguments_parser(
+        "Kill a training again and again, and compare it with an undisturbed training",
+        "each kind of fault once: shows that it works, no more",
+    )
+    parser.add_argument("--kills", type=int, default=200, help="number of faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the plan of the faults")
     return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
     kills = len(KINDS) if options.quick else options.kills
-    here = machine()
+    host = machine()
     begun = time.monotonic()
     findings, falls, followed, trainings = run(kills, options.seed)
     rows = []
     for kind, meaning in KINDS.items():
-        mine = [one for one in followed if one["kind"] == kind]
+        of_kind = [consequence for consequence in followed if consequence["kind"] == kind]
         row: dict[str, Any] = {"name": kind, "meaning": meaning, "kills": sum(fall.blow.kind == kind for fall in falls)}
-        if mine:
-            row |= {"lost_batches": sum(one["lost_batches"] for one in mine) / len(mine)}
-            row |= {"seconds": spread([one["seconds"] for one in mine])["median"]}
+        if of_kind:
+            row |= {"lost_batches": sum(consequence["lost_batches"] for consequence in of_kind) / len(of_kind)}
+            row |= {"seconds": spread([consequence["seconds"] for consequence in of_kind])["median"]}
         rows.append(row)
     counted = ("diverged", "corrupt", "orphans", "stuck", "unexpected", "overlapping", "litter")
     figures = {
         "kills": len(falls),
         **{name: findings.counts[name] for name in counted},
-        "lost_steps_mean": sum(one["lost_batches"] for one in followed) / max(1, len(falls)),
-        "recovery_s": spread([one["seconds"] for one in followed]),
+        "lost_steps_mean": sum(consequence["lost_batches"] for consequence in followed) / max(1, len(falls)),
+        "recovery_s": spread([consequence["seconds"] for consequence in followed]),
         "trainings": trainings,
         "seed": options.seed,
         "minutes": (time.monotonic() - begun) / 60,
         "findings": findings.details,
     }
     columns = {"kills": "kills", "lost_batches": "batches lost, mean", "seconds": "median s until a new batch"}
-    report("chaos", f"{len(falls)} kills", columns, rows, {}, figures, here, ("torch", "footplate"), options.json)
+    report("chaos", f"{len(falls)} kills", columns, rows, {}, figures, host, ("torch", "footplate"), options.json)
     print({name: figures[name] for name in ("kills", *counted, "lost_steps_mean")})
     sys.exit(any(findings.counts.values()))
 

@@ -16,11 +16,11 @@ from typing import Any
 
 KINDS = {
     "kill rank": "kill -9 of a rank",
-    "kill nursery": "kill -9 of the fork server",
+    "kill fork server": "kill -9 of the fork server",
     "kill supervisor": "kill -9 of the user's process; the script is started again",
     "terminate rank": "SIGTERM to a rank; the script ends with 143 and is started again",
     "terminate supervisor": "SIGTERM to the user's process; likewise",
-    "freeze rank": "SIGSTOP of a rank, which its heartbeat tells",
+    "freeze rank": "SIGSTOP of a rank; its heartbeat stops",
     "kill in write": "kill -9 at a random byte of a checkpoint",
     "kill between writes": "kill -9 before a random file operation of the writing thread",
     "full disk": "the disk is full; the script fails, room is made, it is started again",
@@ -125,18 +125,18 @@ def aftermath(lines: Sequence[Line], falls: Sequence[Fall]) -> list[dict[str, An
     If several faults struck before the training went on, the last one carries the cost of all of them.
     """
     batches = [line for line in lines if line.rank == 0 and line.what == "batch"]
-    found: list[dict[str, Any]] = []
+    consequences: list[dict[str, Any]] = []
     for before, after in itertools.pairwise(batches):
         struck = [fall for fall in falls if fall.at <= after.at]
         if before.pid == after.pid or not struck:
             continue
         last = struck[-1]
-        found.append({
+        consequences.append({
             "kind": last.blow.kind,
             "lost_batches": before.number + 1 - after.number,
             "seconds": after.at - max(last.at, before.at),
         })  # fmt: skip
-    return found
+    return consequences
 
 
 def overlaps(lines: Sequence[Line]) -> int:
@@ -144,7 +144,7 @@ def overlaps(lines: Sequence[Line]) -> int:
     count = 0
     for rank in {line.rank for line in lines}:
         current: dict[int, int] = {}  # process id: its position in the order of starts
-        for line in (one for one in lines if one.rank == rank):
+        for line in (line for line in lines if line.rank == rank):
             number = current.setdefault(line.pid, len(current))
             count += number < len(current) - 1
     return count

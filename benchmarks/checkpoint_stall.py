@@ -89,14 +89,14 @@ class Stalls:
         self.memcpy_s = statistics.median(times)
 
     def figures(self) -> Figures:
-        found = {
+        figures = {
             "blocked_s": statistics.median(self.blocked_s[1:]),
             "first_s": self.blocked_s[0],
             "memcpy_s": self.memcpy_s,
             "write_s": self.write_s,
         }
-        found["vs_memcpy"] = found["blocked_s"] / found["memcpy_s"]
-        return found | ({"slowdown": self.slowdown} if self.slowdown else {})
+        figures["vs_memcpy"] = figures["blocked_s"] / figures["memcpy_s"]
+        return figures | ({"slowdown": self.slowdown} if self.slowdown else {})
 
 
 def layers(width: int, count: int) -> Any:
@@ -255,10 +255,10 @@ def async_save(state: dict[str, Any], path: Path) -> Callable[[], Any]:
 WAYS: dict[str, Callable[..., None]] = {
     "footplate": footplate,
     "lightning": lightning,
-    "lightning save_last=True": lambda *given: lightning(*given, save_last=True),
-    "lightning AsyncCheckpointIO": lambda *given: lightning(*given, asynchronous=True),
-    "torch.save": lambda *given: bare(*given, torch_save),
-    "dcp.async_save": lambda *given: bare(*given, async_save),
+    "lightning save_last=True": lambda *arguments: lightning(*arguments, save_last=True),
+    "lightning AsyncCheckpointIO": lambda *arguments: lightning(*arguments, asynchronous=True),
+    "torch.save": lambda *arguments: bare(*arguments, torch_save),
+    "dcp.async_save": lambda *arguments: bare(*arguments, async_save),
 }
 
 
@@ -278,13 +278,13 @@ def take_turn(name: str, connection: Connection, width: int, count: int, saves: 
 
 def measure(name: str, width: int, count: int, quick: bool) -> Figures:
     """Run one turn in a new process."""
-    here, there = Pipe()
+    receiving, sending = Pipe()
     context: Any = process_context(quick, "checkpoint_stall", "preloaded")
-    process = context.Process(target=take_turn, args=(name, there, width, count, SAVES + 1))
+    process = context.Process(target=take_turn, args=(name, sending, width, count, SAVES + 1))
     process.start()
-    there.close()
+    sending.close()
     try:
-        return here.recv()
+        return receiving.recv()
     except EOFError:
         raise SystemExit(f"{name} failed.") from None
     finally:
@@ -292,23 +292,23 @@ def measure(name: str, width: int, count: int, quick: bool) -> Figures:
 
 
 def main() -> None:
-    parser = arguments_parser("How long a training loop stands still while it saves")
-    parser.add_argument("--size", choices=list(SIZES), help="of the state; the figures of the other stay in the file")
+    parser = arguments_parser("Time that a training loop is blocked by a save")
+    parser.add_argument("--size", choices=list(SIZES), help="size of the state; the file keeps the other size")
     parser.add_argument(
-        "--only", nargs="+", choices=list(WAYS), help="ways of saving; Footplate's and Lightning's at least"
+        "--only", nargs="+", choices=list(WAYS), help="ways of saving, at least those of Footplate and Lightning"
     )
     options = parser.parse_args()
-    here = machine()
-    found: dict[str, Rounds] = {}
+    host = machine()
+    results: dict[str, Rounds] = {}
     sizes = {size: shape for size, shape in (QUICK if options.quick else SIZES).items() if options.size in (None, size)}
     for size, (width, count) in sizes.items():
-        found[size] = interleave(
+        results[size] = interleave(
             options.only or (QUICK_WAYS if options.quick else list(WAYS)),
             lambda name, width=width, count=count: measure(name, width, count, options.quick),
             QUICK_ROUNDS if options.quick else ROUNDS[size],
         )
     ratios: dict[str, Ratio] = {}
-    for size, rounds in found.items():
+    for size, rounds in results.items():
         suffix = "" if size == "400 MB" else f"_{size.replace(' ', '')}"
         own = rounds["footplate"]
         ratios[f"stall_vs_memcpy{suffix}"] = spread(
@@ -326,12 +326,12 @@ def main() -> None:
             "most_ms": max(run["blocked_s"] for run in runs) * 1e3,
             "rounds": runs,
         }
-        for size, rounds in found.items()
+        for size, rounds in results.items()
         for name, runs in rounds.items()
     ]
     report(
         "checkpoint_stall",
-        "Milliseconds for which training stands still at a save, medians",
+        "Milliseconds for which a save blocks training, medians",
         {
             "blocked_ms": "blocked", "least_ms": "least", "most_ms": "most", "first_ms": "first save",
             "memcpy_ms": "a bare copy", "write_ms": "until written",
@@ -339,7 +339,7 @@ def main() -> None:
         rows,
         ratios,
         {"state_bytes": {size: 12 * count * width * (width + 1) for size, (width, count) in sizes.items()}},
-        here,
+        host,
         ("torch", "footplate", "lightning"),
         options.json,
         add=bool(options.size or options.only),

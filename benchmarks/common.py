@@ -8,6 +8,8 @@ affects all entrants alike. The quartiles beside a ratio show how well that work
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import json
 import os
 import platform
@@ -37,11 +39,34 @@ MET = f"wall time from a call until the ranks have met, {LESS}"
 RETURNED = f"wall time from a call until it returns, {LESS}"
 
 
-def arguments_parser(description: str) -> argparse.ArgumentParser:
-    """A parser of `--json` and `--quick`, which every benchmark takes."""
-    parser = argparse.ArgumentParser(description=description)
+def arguments_parser(
+    description: str, quick: str = "one short round: shows that it works, no more"
+) -> argparse.ArgumentParser:
+    """A parser of `--json` and `--quick`, which every benchmark takes.
+
+    Args:
+        description: shown as it is by `--help`.
+        quick: the help of `--quick`.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, no more")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def models_parser(
+    description: str, name: str = "models", names: str = "names of models; all by default"
+) -> argparse.ArgumentParser:
+    """A parser that also takes the models to measure, and `--add`, for a benchmark that runs model by model.
+
+    Args:
+        description: shown as it is by `--help`.
+        name: the name of the list of models among the parsed arguments.
+        names: the help of this list.
+    """
+    parser = arguments_parser(description)
+    parser.add_argument(name, nargs="*", help=names)
+    parser.add_argument("--add", action="store_true", help="keep the figures of other models that the file has")
     return parser
 
 
@@ -53,31 +78,30 @@ def arguments(description: str) -> argparse.Namespace:
 def process_context(quick: bool, *preload: str) -> BaseContext:
     """Start methods for the processes that a benchmark measures.
 
-    A measured process is a fresh interpreter. A quick run only shows that the benchmark works, so it forks its processes
-    from a fork server. The fork server imports slow packages once for all of them.
+    A measured process is a fresh interpreter. A quick run only shows that the benchmark works, so it forks its processes.
+    It imports slow packages once for all of them.
 
     Args:
-        quick: return the fork server rather than fresh interpreters.
-        preload: the modules that the fork server imports.
+        quick: return forks of this process rather than fresh interpreters.
+        preload: the modules that a quick run imports before it forks.
     """
     import multiprocessing
 
     if not quick:
         return multiprocessing.get_context("spawn")
-    # The fork server ignores the `sys.path` of this process, and skips modules that it doesn't find.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*preload])
-    return context
+    for module in preload:
+        importlib.import_module(module)
+    gc.freeze()  # else a collection in a fork copies all pages of memory
+    return multiprocessing.get_context("fork")
 
 
 def interleave(entrants: Sequence[str], measure: Callable[[str], Figures], rounds: int) -> Rounds:
     """Measure every entrant once in each round. Every other round has the reverse order."""
-    found: Rounds = {entrant: [] for entrant in entrants}
+    results: Rounds = {entrant: [] for entrant in entrants}
     for number in range(rounds):
         for entrant in entrants if number % 2 == 0 else reversed(entrants):
-            found[entrant].append(measure(entrant))
-    return found
+            results[entrant].append(measure(entrant))
+    return results
 
 
 def median(runs: list[Figures], figure: str) -> float:
@@ -85,18 +109,18 @@ def median(runs: list[Figures], figure: str) -> float:
     return statistics.median(run[figure] for run in runs)
 
 
-def ratio(found: Rounds, over: str, under: str, figure: str, measure: str, under_figure: str | None = None) -> Ratio:
+def ratio(results: Rounds, over: str, under: str, figure: str, measure: str, under_figure: str | None = None) -> Ratio:
     """Compare two entrants: the quotient of a figure in each round, and the spread of these quotients.
 
     Args:
-        found: the rounds of both.
+        results: the rounds of both.
         over: the entrant in the numerator.
         under: its peer.
         figure: the key of the figure.
         measure: what the figure measures, in words, and whether less or more is better.
         under_figure: the key of the peer's figure, if it is different.
     """
-    pairs = zip(found[over], found[under], strict=True)
+    pairs = zip(results[over], results[under], strict=True)
     return spread([a[figure] / b[under_figure or figure] for a, b in pairs], over, under, measure)
 
 
@@ -116,13 +140,13 @@ def machine() -> dict[str, Any]:
     """The machine that gave the figures, with its current load; without host names and paths."""
     from footplate.hardware.machine import examine_machine
 
-    found = examine_machine()
+    examined = examine_machine()
     return {
-        "cpu": found.cpu,
-        "cores": found.cores,
-        "usable_cores": found.usable_cores,
-        "memory_gb": round(found.memory_bytes / 2**30, 1),
-        "system": found.system,
+        "cpu": examined.cpu,
+        "cores": examined.cores,
+        "usable_cores": examined.usable_cores,
+        "memory_gb": round(examined.memory_bytes / 2**30, 1),
+        "system": examined.system,
         "python": platform.python_version(),
         "load_before": os.getloadavg()[0],
     }
@@ -162,14 +186,14 @@ def report(
     for row in rows:
         table.add_row(row["name"], *(_number(row.get(figure)) for figure in columns))
     console.print(title, table, "", sep="\n")
-    for name, found in ratios.items():
-        console.print(f"{name:30} {found['median']:6.3f}   (quartiles {found['q1']:.3f} … {found['q3']:.3f})")
-        console.print(f"    {found['of']} against {found['against']}: {found['measure']}")
+    for name, spread in ratios.items():
+        console.print(f"{name:30} {spread['median']:6.3f}   (quartiles {spread['q1']:.3f} … {spread['q3']:.3f})")
+        console.print(f"    {spread['of']} against {spread['against']}: {spread['measure']}")
     if path is None:
         return
     result = {
         "benchmark": benchmark,
-        "ratios": {name: found["median"] for name, found in ratios.items()},
+        "ratios": {name: spread["median"] for name, spread in ratios.items()},
         "figures": {**ratios, **figures},
         "rows": rows,
         "machine": machine,

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import common
 from common import LESS, MORE, Figures, Ratio, Rounds, median
@@ -61,22 +64,20 @@ class Entrant:
     def python(self) -> str:
         return sys.executable if self.env is None else str(ENVS / self.env / "bin" / "python")
 
-    def there(self) -> bool:
+    def exists(self) -> bool:
         return Path(self.python).exists()
 
 
 def parse(description: str, kinds: Sequence[str]) -> argparse.Namespace:
     """Parse the options. `options.kinds` are the kinds of data to measure."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--add", action="store_true", help="to the rounds that the file has already")
-    parser.add_argument("--quick", action="store_true", help="little data, two rounds: shows that it works, no more")
-    parser.add_argument("--kind", dest="kinds", nargs="+", choices=kinds, default=list(kinds), help="of data")
+    parser = common.arguments_parser(description, "little data, two rounds: shows that it works, no more")
+    parser.add_argument("--add", action="store_true", help="add to the rounds that the file has")
+    parser.add_argument("--kind", dest="kinds", nargs="+", choices=kinds, default=list(kinds), help="kinds of data")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="only entrants whose name has one of these words")
-    parser.add_argument("--rows", type=int, help="how many rows")
-    parser.add_argument("--rounds", type=int, help="how many interleaved rounds")
-    parser.add_argument("--seconds", type=float, help="how long each loader runs in a round, at least (and one pass)")
-    parser.add_argument("--data", type=Path, help="keep the data sets here, and use them again")
+    parser.add_argument("--rows", type=int, help="number of rows")
+    parser.add_argument("--rounds", type=int, help="number of interleaved rounds")
+    parser.add_argument("--seconds", type=float, help="least time of each loader in a round; at least one pass")
+    parser.add_argument("--data", type=Path, help="directory that keeps the data sets for other runs")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.seconds = options.seconds if options.seconds is not None else (0.0 if options.quick else 30.0)
@@ -85,41 +86,74 @@ def parse(description: str, kinds: Sequence[str]) -> argparse.Namespace:
 
 def chosen(entrants: Iterable[Entrant], only: Sequence[str] | None) -> list[Entrant]:
     """Entrants that the options choose and whose environment exists."""
-    wanted = [one for one in entrants if only is None or any(word in re.findall(r"\w+", one.name) for word in only)]
-    return [one for one in wanted if one.there() or print(f"{one.name}: no environment, left out")]
+    wanted = [
+        entrant
+        for entrant in entrants
+        if only is None or any(word in re.findall(r"\w+", entrant.name) for word in only)
+    ]
+    return [entrant for entrant in wanted if entrant.exists() or print(f"{entrant.name}: no environment, left out")]
 
 
 def measure(
-    entrants: Sequence[Entrant], directory: Path, batch: int, rounds: int, seconds: float, first: int
+    entrants: Sequence[Entrant], directory: Path, batch: int, options: argparse.Namespace, first: int
 ) -> Rounds:
-    """Run a number of rounds, numbered from `first`. An entrant that fails or times out has no figures in that round."""
-    found: Rounds = {entrant.name: [] for entrant in entrants}
-    for number in range(first, first + rounds):
+    """Run the rounds that the options ask for, numbered from `first`.
+
+    An entrant that fails or times out has no figures in that round.
+    """
+    results: Rounds = {entrant.name: [] for entrant in entrants}
+    for number in range(first, first + options.rounds):
         for entrant in entrants if number % 2 == 0 else reversed(entrants):
             load = os.getloadavg()[0]
-            figures = once(entrant, directory, batch, seconds)
+            figures = once(entrant, directory, batch, options.seconds, options.quick)
             if figures:
-                found[entrant.name].append({**figures, "round": number, "load_before": load})
+                results[entrant.name].append({**figures, "round": number, "load_before": load})
                 print(f"round {number} {entrant.name:32} {figures['steady']:12,.0f} rows/s", flush=True)
-    return {name: runs for name, runs in found.items() if runs}
+    return {name: runs for name, runs in results.items() if runs}
 
 
-def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0) -> Figures | None:
+def once(entrant: Entrant, directory: Path, batch: int, seconds: float = 0, quick: bool = False) -> Figures | None:
     """Run one turn with the files already in memory, so that the disk doesn't count."""
     if entrant.reads is not None:
         _read_files(directory / entrant.reads)
-    command = [entrant.python, str(HERE / "peers" / "data_loaders.py"), entrant.function, str(directory), str(batch)]
-    command += [str(entrant.workers), str(seconds)]
+    arguments = (entrant.function, str(directory), batch, entrant.workers, seconds)
+    limit_s = 60 + 4 * seconds
+    if quick and entrant.env is None:
+        return _in_fork(entrant.name, arguments, limit_s)
+    command = [entrant.python, str(HERE / "peers" / "data_loaders.py"), *map(str, arguments)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 4 * seconds)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        print(f"{entrant.name}: stopped after {60 + 4 * seconds:.0f} s")
+        print(f"{entrant.name}: stopped after {limit_s:.0f} s")
         return None
     for line in done.stdout.splitlines():
         if line.startswith("FIGURES "):
             return json.loads(line.removeprefix("FIGURES "))
     print(f"{entrant.name}: failed\n{done.stderr[-1500:]}")
     return None
+
+
+def _in_fork(name: str, arguments: tuple[Any, ...], limit_s: float) -> Figures | None:
+    """Run one turn in a fork of this process."""
+    context: Any = common.process_context(True, "peers.data_loaders", "footplate.data.loader")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_send_figures, args=(sending, arguments))
+    process.start()
+    sending.close()
+    try:
+        return receiving.recv() if receiving.poll(limit_s) else None
+    except EOFError:
+        print(f"{name}: failed")
+        return None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send_figures(connection: Connection, arguments: tuple[Any, ...]) -> None:
+    from peers import data_loaders
+
+    connection.send(data_loaders.measure(*arguments))
 
 
 def _read_files(directory: Path) -> None:
@@ -134,19 +168,17 @@ def continued(
     before: Rounds, entrants: Iterable[Entrant], directory: Path, batch: int, options: argparse.Namespace
 ) -> Rounds:
     """Measure the rounds that the options ask for, and append them to earlier rounds."""
-    taken = measure(
-        chosen(entrants, options.only), directory, batch, options.rounds, options.seconds, next_round(before)
-    )
+    taken = measure(chosen(entrants, options.only), directory, batch, options, next_round(before))
     return merged(before, taken)
 
 
 def earlier(path: Path | None, add: bool) -> dict[str, Rounds]:
     """Rounds that a file already has, by kind of data."""
-    found: dict[str, Rounds] = {}
+    results: dict[str, Rounds] = {}
     if add and path is not None and path.exists():
         for row in json.loads(path.read_text())["rows"]:
-            found.setdefault(row["kind"], {})[row["loader"]] = row["rounds"]
-    return found
+            results.setdefault(row["kind"], {})[row["loader"]] = row["rounds"]
+    return results
 
 
 def next_round(rounds: Rounds) -> int:
@@ -154,33 +186,33 @@ def next_round(rounds: Rounds) -> int:
     return 1 + max((int(run["round"]) for runs in rounds.values() for run in runs), default=-1)
 
 
-def merged(one: Rounds, other: Rounds) -> Rounds:
+def merged(before: Rounds, after: Rounds) -> Rounds:
     """Join two sets of rounds."""
-    return {name: one.get(name, []) + other.get(name, []) for name in {**one, **other}}
+    return {name: before.get(name, []) + after.get(name, []) for name in {**before, **after}}
 
 
-def paired(found: Rounds, over: str, under: str | None, figure: str) -> Ratio | None:
+def paired(results: Rounds, over: str, under: str | None, figure: str) -> Ratio | None:
     """`common.ratio` over the rounds that both entrants have; None for fewer than two rounds."""
-    if under is None or over not in found or under not in found:
+    if under is None or over not in results or under not in results:
         return None
-    turns = {name: {run["round"]: run for run in found[name]} for name in (over, under)}
+    turns = {name: {run["round"]: run for run in results[name]} for name in (over, under)}
     both = sorted(turns[over].keys() & turns[under].keys())
     pairs = {name: [turns[name][number] for number in both] for name in (over, under)}
     return common.ratio(pairs, over, under, figure, MEASURES[figure]) if len(both) > 1 else None
 
 
-def best(found: Rounds, peers: Iterable[Entrant], figure: str, least: bool = False) -> str | None:
+def best(results: Rounds, peers: Iterable[Entrant], figure: str, least: bool = False) -> str | None:
     """Name of the peer with the best median of a figure, among peers with more than one turn that have the figure."""
-    meant = [peer for peer in peers if peer.streams or figure != "steady"]
-    there = [peer.name for peer in meant if len(found.get(peer.name, ())) > 1]
+    streaming = [peer for peer in peers if peer.streams or figure != "steady"]
+    measured = [peer.name for peer in streaming if len(results.get(peer.name, ())) > 1]
     choose = min if least else max
-    return choose(there, key=lambda name: median(found[name], figure)) if there else None
+    return choose(measured, key=lambda name: median(results[name], figure)) if measured else None
 
 
 def report(
     benchmark: str,
     title: str,
-    found: dict[str, Rounds],
+    results: dict[str, Rounds],
     ratios: dict[str, Ratio | None],
     machine: dict[str, object],
     path: Path | None,
@@ -190,7 +222,7 @@ def report(
     Args:
         benchmark: the name of its file.
         title: the heading of the tables.
-        found: the rounds, by kind of data.
+        results: the rounds, by kind of data.
         ratios: by name; None values are left out.
         machine: from `common.machine()`.
         path: the JSON's file.
@@ -199,11 +231,11 @@ def report(
         {"name": f"{kind}: {loader}", "kind": kind, "loader": loader}
         | {figure: median(runs, figure) for figure in (*COLUMNS, "rows")}
         | {"rounds": runs}
-        for kind, rounds in found.items()
+        for kind, rounds in results.items()
         for loader, runs in rounds.items()
     ]
-    there = {name: spread for name, spread in ratios.items() if spread is not None}
-    common.report(benchmark, title, COLUMNS, rows, there, {}, machine, PACKAGES, path)
+    spreads = {name: spread for name, spread in ratios.items() if spread is not None}
+    common.report(benchmark, title, COLUMNS, rows, spreads, {}, machine, PACKAGES, path)
 
 
 @contextmanager
@@ -224,6 +256,15 @@ def complete(directory: Path) -> bool:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return False
+
+
+def make_in_fork(make: Callable[..., None], *arguments: Any) -> None:
+    """Make a data set in a fork. Threads of pyarrow and Delta then don't exist in this process, which a quick run forks."""
+    process = multiprocessing.get_context("fork").Process(target=make, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode != 0:
+        raise SystemExit(f"The data set wasn't made: exit status {process.exitcode}")
 
 
 def peers_formats(directory: Path, formats: dict[str, str]) -> None:

@@ -70,17 +70,18 @@ def write_tables(directory: Path, kind: str) -> None:
 def main() -> None:
     options = data_common.parse(__doc__ or "", list(ROWS))
     machine = common.machine()
-    found = data_common.earlier(options.json, options.add)
+    results = data_common.earlier(options.json, options.add)
     with data_common.data_directory(options.data) as root:
         for kind in options.kinds:
             directory = root / kind
             if not data_common.complete(directory):
-                make(directory, kind, options.rows or (ROWS[kind] // 20 if options.quick else ROWS[kind]))
+                rows = options.rows or (ROWS[kind] // 20 if options.quick else ROWS[kind])
+                data_common.make_in_fork(make, directory, kind, rows)
             data_common.once(CACHED, directory, BATCH)  # fill the cache
             entrants = [LIMIT, FOOTPLATE, CACHED, *PEERS, *PETASTORM]
-            found[kind] = data_common.continued(found.get(kind, {}), entrants, directory, BATCH, options)
+            results[kind] = data_common.continued(results.get(kind, {}), entrants, directory, BATCH, options)
     ratios = {}
-    for kind, rounds in found.items():
+    for kind, rounds in results.items():
         prefix = "" if kind == "small" else f"{kind}_"
         ours = FOOTPLATE.name
         ratios[f"{prefix}footplate_vs_limit"] = data_common.paired(rounds, ours, LIMIT.name, "steady")
@@ -98,7 +99,7 @@ def main() -> None:
         ):
             peer = data_common.best(rounds, PEERS, figure, least)
             ratios[prefix + name] = data_common.paired(rounds, one, peer, figure)
-    data_common.report("data_images", "images to batches", found, ratios, machine, options.json)
+    data_common.report("data_images", "images to batches", results, ratios, machine, options.json)
 
 
 if __name__ == "__main__":

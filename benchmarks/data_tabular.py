@@ -68,16 +68,17 @@ def _values(rng: np.random.Generator, kind: str, count: int) -> np.ndarray:
 def main() -> None:
     options = data_common.parse(__doc__ or "", KINDS)
     machine = common.machine()
-    found = data_common.earlier(options.json, options.add)
+    results = data_common.earlier(options.json, options.add)
     with data_common.data_directory(options.data) as root:
         for kind in options.kinds:
             directory = root / kind
             if not data_common.complete(directory):
-                make(directory, kind, options.rows or (400_000 if options.quick else 5_000_000))
+                rows = options.rows or (400_000 if options.quick else 5_000_000)
+                data_common.make_in_fork(make, directory, kind, rows)
             entrants = [LIMIT, FLOOR, FOOTPLATE, *PEERS, PETASTORM]
-            found[kind] = data_common.continued(found.get(kind, {}), entrants, directory, BATCH, options)
+            results[kind] = data_common.continued(results.get(kind, {}), entrants, directory, BATCH, options)
     ratios = {}
-    for kind, rounds in found.items():
+    for kind, rounds in results.items():
         prefix = "" if kind == "plain" else f"{kind}_"
         fastest = data_common.best(rounds, PEERS, "whole")
         first = data_common.best(rounds, PEERS, "first_batch_s", least=True)
@@ -89,7 +90,7 @@ def main() -> None:
             ("first_batch_vs_best_peer", first, "first_batch_s"),
         ):
             ratios[prefix + name] = data_common.paired(rounds, FOOTPLATE.name, other, figure)
-    data_common.report("data_tabular", "columns to batches", found, ratios, machine, options.json)
+    data_common.report("data_tabular", "columns to batches", results, ratios, machine, options.json)
 
 
 if __name__ == "__main__":

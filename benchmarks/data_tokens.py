@@ -50,13 +50,14 @@ def make(directory: Path, rows: int) -> None:
 def main() -> None:
     options = data_common.parse(__doc__ or "", [KIND])
     machine = common.machine()
-    found = data_common.earlier(options.json, options.add)
+    results = data_common.earlier(options.json, options.add)
     with data_common.data_directory(options.data) as root:
         directory = root / KIND
         if not data_common.complete(directory):
-            make(directory, options.rows or (20_000 if options.quick else 200_000))
+            rows = options.rows or (20_000 if options.quick else 200_000)
+            data_common.make_in_fork(make, directory, rows)
         entrants = [LIMIT, FOOTPLATE, *PEERS]
-        rounds = data_common.continued(found.get(KIND, {}), entrants, directory, BATCH, options)
+        rounds = data_common.continued(results.get(KIND, {}), entrants, directory, BATCH, options)
     fastest = data_common.best(rounds, PEERS, "whole")
     first = data_common.best(rounds, PEERS, "first_batch_s", least=True)
     ratios = {

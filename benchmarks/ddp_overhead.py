@@ -91,43 +91,43 @@ def measure(names: list[str], rounds: int, steps: int, quick: bool = False) -> d
         ended = max(clocks.wall for clocks in loops[name].end_turn())
         return {"wall_us": (ended - min(clocks.wall for clocks in begun[name][-1])) / steps * 1e6}
 
-    found = interleave(names, turn, rounds)
+    results = interleave(names, turn, rounds)
     for name, ranks in loops.items():
         begun[name].append(ranks.begin_turn())
-        for figures, (here, there) in zip(found[name], itertools.pairwise(begun[name]), strict=True):
-            spent = sum(after.cpu - before.cpu for before, after in zip(here, there, strict=True))
+        for figures, (begins, ends) in zip(results[name], itertools.pairwise(begun[name]), strict=True):
+            spent = sum(after.cpu - before.cpu for before, after in zip(begins, ends, strict=True))
             figures["cpu_us"] = spent / RANKS / steps * 1e6
         ranks.join()
-    return found
+    return results
 
 
 def main() -> None:
     options = arguments("Overhead of a data-parallel training loop per step")
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
-    here = machine()
-    rounds, steps = (QUICK_ROUNDS, STEPS // 5) if options.quick else (ROUNDS, STEPS)
-    found = measure(list(VARIANTS), rounds, steps, options.quick)
+    host = machine()
+    rounds, steps = (QUICK_ROUNDS, STEPS // 20) if options.quick else (ROUNDS, STEPS)
+    results = measure(list(VARIANTS), rounds, steps, options.quick)
 
     ratios = {
-        "footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "cpu_us", CPU_STEP),
-        "footplate_full_vs_raw_ddp": ratio(found, "footplate", RAW, "cpu_us", CPU_STEP),
-        "lightning_vs_raw_ddp": ratio(found, "lightning bare", RAW, "cpu_us", CPU_STEP),
-        "lightning_full_vs_raw_ddp": ratio(found, "lightning", RAW, "cpu_us", CPU_STEP),
-        "lightning_vs_footplate": ratio(found, "lightning bare", "footplate bare", "cpu_us", CPU_STEP),
-        "wall_footplate_vs_raw_ddp": ratio(found, "footplate bare", RAW, "wall_us", WALL_STEP),
-        "wall_lightning_vs_raw_ddp": ratio(found, "lightning bare", RAW, "wall_us", WALL_STEP),
+        "footplate_vs_raw_ddp": ratio(results, "footplate bare", RAW, "cpu_us", CPU_STEP),
+        "footplate_full_vs_raw_ddp": ratio(results, "footplate", RAW, "cpu_us", CPU_STEP),
+        "lightning_vs_raw_ddp": ratio(results, "lightning bare", RAW, "cpu_us", CPU_STEP),
+        "lightning_full_vs_raw_ddp": ratio(results, "lightning", RAW, "cpu_us", CPU_STEP),
+        "lightning_vs_footplate": ratio(results, "lightning bare", "footplate bare", "cpu_us", CPU_STEP),
+        "wall_footplate_vs_raw_ddp": ratio(results, "footplate bare", RAW, "wall_us", WALL_STEP),
+        "wall_lightning_vs_raw_ddp": ratio(results, "lightning bare", RAW, "wall_us", WALL_STEP),
     }
     rows = [
         {
             "name": name,
             "cpu_us": median(runs, "cpu_us"),
             "least_cpu_us": min(run["cpu_us"] for run in runs),
-            "vs_raw": ratio(found, name, RAW, "cpu_us", CPU_STEP)["median"],
+            "vs_raw": ratio(results, name, RAW, "cpu_us", CPU_STEP)["median"],
             "wall_us": median(runs, "wall_us"),
-            "wall_vs_raw": ratio(found, name, RAW, "wall_us", WALL_STEP)["median"],
+            "wall_vs_raw": ratio(results, name, RAW, "wall_us", WALL_STEP)["median"],
             "rounds": runs,
         }
-        for name, runs in found.items()
+        for name, runs in results.items()
     ]
     columns = {
         "cpu_us": "CPU µs/step",
@@ -139,7 +139,7 @@ def main() -> None:
     clock = {"clock": "CPU time of a rank's process, all threads, mean of the ranks", "ranks": RANKS}
     report(
         "ddp_overhead", f"Tiny MLP, {RANKS} ranks, {steps} steps a turn, medians of {rounds} rounds", columns,
-        rows, ratios, clock, here, ("torch", "footplate", "lightning", "rich"), options.json,
+        rows, ratios, clock, host, ("torch", "footplate", "lightning", "rich"), options.json,
     )  # fmt: skip
 
 

@@ -6,11 +6,11 @@ logged metrics (one of them on the bar), and a checkpoint every 500 steps.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from common import let_torchvision_be_imported
@@ -52,6 +52,11 @@ class SharedOut:
 
 def raw(batches: Any, directory: Path) -> None:
     dist.init_process_group("gloo")
+    _raw(batches)
+    leave_group()
+
+
+def _raw(batches: Any) -> None:
     model = DistributedDataParallel(network())
     adamw = optimizer(model)
     for x, y in batches:
@@ -59,6 +64,15 @@ def raw(batches: Any, directory: Path) -> None:
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         adamw.step()
+
+
+def leave_group() -> None:
+    """Destroy the process group after the modules that use it.
+
+    A DistributedDataParallel that is the last owner of its group may wait for ever. It joins gloo's thread with the GIL
+    held, and the thread may need the GIL to free its last work.
+    """
+    gc.collect()
     dist.destroy_process_group()
 
 
@@ -86,6 +100,7 @@ def _footplate(batches: Any, directory: Path, logs: bool, **settings: Any) -> No
 
 def lightning_bare(batches: Any, directory: Path) -> None:
     _lightning(batches, directory, logs=False, **OFF)
+    leave_group()
 
 
 def lightning_full(batches: Any, directory: Path) -> None:
@@ -95,6 +110,7 @@ def lightning_full(batches: Any, directory: Path) -> None:
 
     saving = ModelCheckpoint(dirpath=directory / "checkpoints", every_n_train_steps=CHECKPOINT_EVERY)
     _lightning(batches, directory, logs=True, logger=CSVLogger(directory), callbacks=[saving])
+    leave_group()
 
 
 def _lightning(batches: Any, directory: Path, logs: bool, **settings: Any) -> None:
@@ -105,7 +121,6 @@ def _lightning(batches: Any, directory: Path, logs: bool, **settings: Any) -> No
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, default_root_dir=directory, **settings
     )
     trainer.fit(module(pl.LightningModule, logs), batches)
-    torch.distributed.destroy_process_group()
 
 
 VARIANTS: dict[str, Loop] = {

@@ -32,7 +32,7 @@ from foreign.suites import SUITES
 
 COLUMNS = {
     "passed": "pass", "behavioural": "of", "broken": "broken", "on_purpose": "on purpose", "wording": "wording",
-    "internals": "inside", "seconds": "s",
+    "internals": "internals", "seconds": "s",
 }  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--from", dest="archives", type=Path, required=True, help="the folder of archives")
     parser.add_argument("--workers", type=int, default=2, help="test files at a time")
     options = parser.parse_args()
-    here = machine()
+    host = machine()
     rows: list[dict[str, Any]] = []
     for suite in SUITES.values():
         if find_archive(suite, options.archives) is None:
@@ -54,7 +54,7 @@ def main() -> None:
     figures = {f"{row['name']}_{figure}": row[figure] for row in rows for figure in COLUMNS if figure in row}
     ratios = {f"{row['name']}_passed_share": share(row) for row in rows if row["behavioural"]}
     report(
-        "foreign_tests", "Other projects' tests", COLUMNS, rows, ratios, figures, here, ("torch", "footplate"),
+        "foreign_tests", "Other projects' tests", COLUMNS, rows, ratios, figures, host, ("torch", "footplate"),
         options.json,
     )  # fmt: skip
 

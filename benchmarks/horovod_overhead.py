@@ -29,6 +29,7 @@ from common import (
     report,
 )
 from ddp_overhead import RANKS, Ranks
+from ddp_variants import leave_group
 from torch import nn
 
 ROUNDS = 20
@@ -62,12 +63,16 @@ class Ddp:
 
     def __call__(self, batches: Any, directory: Path) -> None:
         import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
 
         dist.init_process_group("gloo")
+        self._train(batches)
+        leave_group()
+
+    def _train(self, batches: Any) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
         model = DistributedDataParallel(network(self._name), broadcast_buffers=False)
         train(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), batches)
-        dist.destroy_process_group()
 
 
 class Horovod:
@@ -97,7 +102,7 @@ def train(model: nn.Module, optimizer: Any, batches: Any) -> None:
 
 def measure(rounds: int, scale: float, quick: bool) -> dict[str, list[dict[str, float]]]:
     """Microseconds per step of each loop in each round: wall time, and processor time as the mean of the ranks."""
-    found: dict[str, list[dict[str, float]]] = {}
+    results: dict[str, list[dict[str, float]]] = {}
     context = process_context(quick, "horovod_overhead", "torch.nn.parallel", "footplate.compat.horovod")
     for model, usual in STEPS.items():
         steps = max(5, int(usual * scale))
@@ -115,33 +120,33 @@ def measure(rounds: int, scale: float, quick: bool) -> dict[str, list[dict[str, 
             cpu = sum(after.cpu - before.cpu for before, after in zip(begun, ended, strict=True)) / RANKS
             return {"wall_us": wall / steps * 1e6, "cpu_us": cpu / steps * 1e6}
 
-        found.update(interleave(list(loops), turn, rounds))
+        results.update(interleave(list(loops), turn, rounds))
         for ranks in loops.values():
             ranks.begin_turn()
             ranks.join()
-    return found
+    return results
 
 
 def main() -> None:
     options = arguments("Overhead of hvd.DistributedOptimizer per step")
-    here = machine()
+    host = machine()
     rounds, scale = (QUICK_ROUNDS, 0.1) if options.quick else (ROUNDS, 1.0)
-    found = measure(rounds, scale, options.quick)
+    results = measure(rounds, scale, options.quick)
     ratios = {
         f"{figure.removesuffix('_us')}_{model.replace(' ', '_').lower()}": ratio(
-            found, f"{model}, Horovod", f"{model}, Ddp", figure, measure
+            results, f"{model}, Horovod", f"{model}, Ddp", figure, measure
         )
         for model in STEPS
         for figure, measure in (("wall_us", WALL_STEP), ("cpu_us", CPU_STEP))
     }
     rows = [
         {"name": name, "wall_us": median(runs, "wall_us"), "cpu_us": median(runs, "cpu_us"), "rounds": runs}
-        for name, runs in found.items()
+        for name, runs in results.items()
     ]
     columns = {"wall_us": "wall µs/step", "cpu_us": "CPU µs/step"}
     report(
         "horovod_overhead", f"{RANKS} ranks over gloo, medians of {rounds} rounds", columns,
-        rows, ratios, {"steps": STEPS, "ranks": RANKS}, here, ("torch", "footplate", "rich"), options.json,
+        rows, ratios, {"steps": STEPS, "ranks": RANKS}, host, ("torch", "footplate", "rich"), options.json,
     )  # fmt: skip
 
 

@@ -100,50 +100,50 @@ class Workplace:
 
     def read(self) -> dict[str, list[tuple[str, str, float]]]:
         """The records of the programs: job, process, event and time."""
-        found = defaultdict(list)
+        records = defaultdict(list)
         lines = self.notes.read_text().splitlines() if self.notes.exists() else []
         for name, pid, what, at in map(str.split, lines):
-            found[name].append((pid, what, float(at)))
-        return found
+            records[name].append((pid, what, float(at)))
+        return records
 
     def first_line(self, name: str) -> float:
         """Wait for a job's program to begin, and return that time."""
         limit = time.time() + BEGIN_S
-        while not (found := self.read()[name]):
+        while not (records := self.read()[name]):
             assert time.time() < limit, f"{name} has not begun after {BEGIN_S:g} s: see {self.jobs.home.job(name)}"
             time.sleep(0.002)
-        return found[0][2]
+        return records[0][2]
 
 
-def measure_start(place: Workplace, entrant: str) -> dict[str, float]:
+def measure_start(workplace: Workplace, entrant: str) -> dict[str, float]:
     """Seconds from the start of a command to the user's first line."""
     ours = entrant in ("command", "from Python")
-    name = place.name() if ours else "bare"
+    name = workplace.name() if ours else "bare"
     if not ours:
-        place.notes.unlink(missing_ok=True)
+        workplace.notes.unlink(missing_ok=True)
     used = os.times()
     began = time.time()
     if entrant == "from Python":
-        place.submit(name)
+        workplace.submit(name)
     else:
         flags = [word for key, value in FLAGS.items() for word in (f"--{key}", value)]
         commands = {
-            "bare": ["trainer.task", str(place.notes), "0"],
+            "bare": ["trainer.task", str(workplace.notes), "0"],
             "command": [
                 *["footplate", "jobs", "submit", "training", name, "--package-path", "trainer", *flags],
-                *["--", str(place.notes), "0"],
+                *["--", str(workplace.notes), "0"],
             ],
             "Ray Jobs": [
                 *["ray.scripts.scripts", "job", "submit", "--address", RAY, "--working-dir", ".", "--"],
-                *[sys.executable, "-m", "trainer.task", str(place.notes), "0"],
+                *[sys.executable, "-m", "trainer.task", str(workplace.notes), "0"],
             ],
         }
         subprocess.run([sys.executable, "-m", *commands[entrant]], check=True, capture_output=True)
     now = os.times()
-    figures = {"seconds": place.first_line(name) - began}
+    figures = {"seconds": workplace.first_line(name) - began}
     if ours:
-        place.jobs.wait(name)
-        figures["supervisor_cpu_s"] = int(Path(f"{place.notes}.supervisors").read_text().split()[-1]) / 1e9
+        workplace.jobs.wait(name)
+        figures["supervisor_cpu_s"] = int(Path(f"{workplace.notes}.supervisors").read_text().split()[-1]) / 1e9
     if entrant == "command":
         figures["command_cpu_s"] = now.children_user + now.children_system - used.children_user - used.children_system
     return figures
@@ -201,34 +201,35 @@ def _insert(execute, job: Job) -> None:
     insert(execute, job)
 
 
-def measure_queue(place: Workplace, count: int, kills: int, seed: int) -> dict[str, float]:
+def measure_queue(workplace: Workplace, count: int, kills: int, seed: int) -> dict[str, float]:
     """Run many tiny jobs, and kill some of their supervisors."""
     draw, began, killed, cpu = random.Random(seed), time.time(), 0, time.process_time()
     supervisors = Used()
-    names = [place.name() for _ in range(count)]
+    names = [workplace.name() for _ in range(count)]
     for name in names:
-        place.submit(name, seconds=0.2)
+        workplace.submit(name, seconds=0.2)
     submitted = time.time()
     next_kill = time.time()
-    while place.jobs.store.waiting(os.uname().nodename) or place.jobs.store.of_host(os.uname().nodename, SUPERVISED):
+    host = os.uname().nodename
+    while workplace.jobs.store.waiting(host) or workplace.jobs.store.of_host(host, SUPERVISED):
         time.sleep(0.1)
-        place.jobs.reconcile()
-        supervisors.look(place)
+        workplace.jobs.reconcile()
+        supervisors.look(workplace)
         if killed < kills and time.time() > next_kill:
-            killed += _kill_one(place, draw)
+            killed += _kill_one(workplace, draw)
             next_kill = time.time() + draw.uniform(0, 2.0)
-    ended, notes = time.time(), place.read()
-    states = {one.name: one.state for one in place.jobs.store.list()}
+    ended, notes = time.time(), workplace.read()
+    states = {job.name: job.state for job in workplace.jobs.store.list()}
     lost = [
-        one for one in names if states[one] != State.SUCCEEDED or not any(what == "end" for _, what, _ in notes[one])
+        job for job in names if states[job] != State.SUCCEEDED or not any(what == "end" for _, what, _ in notes[job])
     ]
-    ends = [sum(what == "end" for _, what, _ in notes[one]) for one in names]
+    ends = [sum(what == "end" for _, what, _ in notes[job]) for job in names]
     return {
         "jobs": count,
         "supervisors_killed": killed,
         "lost": len(lost),
-        "duplicated": sum(_overlaps(notes[one]) for one in names),
-        "repeated": sum(one > 1 for one in ends),
+        "duplicated": sum(_overlaps(notes[job]) for job in names),
+        "repeated": sum(count > 1 for count in ends),
         "submit_s": submitted - began,
         "queue_s": ended - began,
         "jobs_per_s": count / (ended - began),
@@ -246,9 +247,9 @@ class Used:
         self.cpu: dict[int, float] = {}
         self.rss: dict[int, float] = {}
 
-    def look(self, place: Workplace) -> None:
+    def look(self, workplace: Workplace) -> None:
         """Record the supervisors that run now."""
-        for job in place.jobs.store.of_host(os.uname().nodename, SUPERVISED):
+        for job in workplace.jobs.store.of_host(os.uname().nodename, SUPERVISED):
             with suppress(psutil.Error):
                 process = psutil.Process(job.owner["pid"]) if job.owner else None
                 if process is not None:
@@ -257,8 +258,8 @@ class Used:
                     self.rss[process.pid] = process.memory_info().rss / 2**20
 
 
-def _kill_one(place: Workplace, draw: random.Random) -> int:
-    owners = [job.owner["pid"] for job in place.jobs.store.of_host(os.uname().nodename, SUPERVISED) if job.owner]
+def _kill_one(workplace: Workplace, draw: random.Random) -> int:
+    owners = [job.owner["pid"] for job in workplace.jobs.store.of_host(os.uname().nodename, SUPERVISED) if job.owner]
     if not owners:
         return 0
     with suppress(ProcessLookupError):
@@ -278,46 +279,48 @@ def _overlaps(notes: list[tuple[str, str, float]]) -> bool:
 
 def main() -> None:
     parser = arguments_parser(__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=["start", "list", "queue", "ray"], help="one of them")
-    parser.add_argument("--jobs", type=int, default=1000, help="in the queue")
-    parser.add_argument("--rounds", type=int, default=12, help="of the starts")
-    parser.add_argument("--seed", type=int, default=1, help="of the kills")
-    given: argparse.Namespace = parser.parse_args()
-    path = given.json.absolute() if given.json else None
-    rounds, count, many = (1, 10, 500) if given.quick else (given.rounds, given.jobs, 10_000)
+    parser.add_argument("--only", choices=["start", "list", "queue", "ray"], help="run only this part")
+    parser.add_argument("--jobs", type=int, default=1000, help="number of jobs in the queue")
+    parser.add_argument("--rounds", type=int, default=12, help="number of rounds of the starts")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the kills")
+    options: argparse.Namespace = parser.parse_args()
+    path = options.json.absolute() if options.json else None
+    rounds, count, many = (1, 10, 500) if options.quick else (options.rounds, options.jobs, 10_000)
     os.environ["FOOTPLATE_CPUS"] = "32"  # a job declares 8 cores
-    before, rows, ratios, figures = machine(), [], {}, {}
+    host, rows, ratios, figures = machine(), [], {}, {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        place = Workplace(Path(directory))
-        if given.only in (None, "start"):
-            place.submit("warm")
-            place.jobs.wait("warm")
-            found = interleave(["bare", "command", "from Python"], lambda one: measure_start(place, one), rounds)
-            rows = [row(name, runs) for name, runs in found.items()]
-            ratios["submit_over_bare"] = ratio(found, "command", "bare", "seconds", UNTIL_FIRST_LINE)
-            figures["bare_start_s"] = median(found["bare"], "seconds")
-            figures["submit_to_user_code_s"] = median(found["command"], "seconds")
-            figures["submit_to_user_code_from_python_s"] = median(found["from Python"], "seconds")
-            figures["submit_command_cpu_s"] = median(found["command"], "command_cpu_s")
-            figures["supervisor_until_user_code_cpu_s"] = median(found["command"], "supervisor_cpu_s")
-        if given.only == "ray":
+        workplace = Workplace(Path(directory))
+        if options.only in (None, "start"):
+            workplace.submit("warm")
+            workplace.jobs.wait("warm")
+            results = interleave(
+                ["bare", "command", "from Python"], lambda entrant: measure_start(workplace, entrant), rounds
+            )
+            rows = [row(name, runs) for name, runs in results.items()]
+            ratios["submit_over_bare"] = ratio(results, "command", "bare", "seconds", UNTIL_FIRST_LINE)
+            figures["bare_start_s"] = median(results["bare"], "seconds")
+            figures["submit_to_user_code_s"] = median(results["command"], "seconds")
+            figures["submit_to_user_code_from_python_s"] = median(results["from Python"], "seconds")
+            figures["submit_command_cpu_s"] = median(results["command"], "command_cpu_s")
+            figures["supervisor_until_user_code_cpu_s"] = median(results["command"], "supervisor_cpu_s")
+        if options.only == "ray":
             with ray_head():
-                measure_start(place, "Ray Jobs")
-                found = interleave(["bare", "Ray Jobs"], lambda one: measure_start(place, one), rounds)
-            rows = [row("Ray Jobs", found["Ray Jobs"])]
-            ratios["ray_jobs_over_bare"] = ratio(found, "Ray Jobs", "bare", "seconds", UNTIL_FIRST_LINE)
-            figures["ray_jobs_to_user_code_s"] = median(found["Ray Jobs"], "seconds")
-        if given.only in (None, "list"):
+                measure_start(workplace, "Ray Jobs")
+                results = interleave(["bare", "Ray Jobs"], lambda entrant: measure_start(workplace, entrant), rounds)
+            rows = [row("Ray Jobs", results["Ray Jobs"])]
+            ratios["ray_jobs_over_bare"] = ratio(results, "Ray Jobs", "bare", "seconds", UNTIL_FIRST_LINE)
+            figures["ray_jobs_to_user_code_s"] = median(results["Ray Jobs"], "seconds")
+        if options.only in (None, "list"):
             with tempfile.TemporaryDirectory() as other:
                 figures |= measure_list(Path(other), many)
-        if given.only in (None, "queue"):
-            figures |= measure_queue(place, count, kills=count // 10, seed=given.seed)
-        place.jobs.store.close()
+        if options.only in (None, "queue"):
+            figures |= measure_queue(workplace, count, kills=count // 10, seed=options.seed)
+        workplace.jobs.store.close()
     for name, value in figures.items():
         print(f"{name:36} {value:10.3f}")
     report(
         "jobs", "Jobs on this machine: seconds from a command to the user's first line", {"seconds": "s"}, rows, ratios,
-        figures, before, ["footplate", "psutil", "ray"], path, add=True,
+        figures, host, ["footplate", "psutil", "ray"], path, add=True,
     )  # fmt: skip
 
 

@@ -31,7 +31,6 @@ existed: 2 GiB are the argument and the result.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -46,7 +45,7 @@ from typing import Any
 
 import launch_ray
 import launch_spark
-from common import LESS, QUICK_ROUNDS, Figures, Ratio, interleave, machine, ratio, report, row
+from common import LESS, QUICK_ROUNDS, Figures, Ratio, arguments_parser, interleave, machine, ratio, report, row
 
 ROUNDS = 7
 PATIENCE_S = 180
@@ -156,33 +155,37 @@ RATIOS = {  # name: (over, its figure, under, its figure)
 def start(contender: Contender, world: int) -> Figures:
     """Run a driver. Return the seconds until its ranks have met."""
     with tempfile.TemporaryDirectory(prefix="footplate-bench-") as directory:
-        place = Path(directory)
-        (place / "driver.py").write_text(contender.text)
-        met = [place / f"met-{number}" for number in range(contender.calls)]
+        folder = Path(directory)
+        (folder / "driver.py").write_text(contender.text)
+        met = [folder / f"met-{number}" for number in range(contender.calls)]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": directory}
         began = time.monotonic()
         ended = subprocess.run(
-            contender.command(place / "driver.py", world, met), env=env, capture_output=True, timeout=PATIENCE_S,
+            contender.command(folder / "driver.py", world, met), env=env, capture_output=True, timeout=PATIENCE_S,
             cwd=directory,
         )  # fmt: skip
         if ended.returncode != 0:
             raise RuntimeError(ended.stderr.decode()[-3000:])
-        called = [float(Path(f"{one}.call").read_text()) if contender.calls > 1 else began for one in met]
-        at = [float(one.read_text()) for one in met]
+        called = [float(Path(f"{path}.call").read_text()) if contender.calls > 1 else began for path in met]
+        at = [float(path.read_text()) for path in met]
     cold = at[0] - (called[0] if contender.from_call else began)
     return {"cold_s": cold} | ({"warm_s": at[1] - called[1]} if contender.calls > 1 else {})
 
 
 def measure(world: int, rounds: int, quick: bool) -> Found:
     """Rows and ratios of this machine for one number of workers."""
-    there = {name: one for name, one in CONTENDERS.items() if find_spec(one.needs) and not (quick and one.slow)}
-    found = interleave(list(there), lambda name: start(there[name], world), rounds)
-    rows = [row(f"{name}, {world} workers", runs) for name, runs in found.items()]
+    entrants = {
+        name: contender
+        for name, contender in CONTENDERS.items()
+        if find_spec(contender.needs) and not (quick and contender.slow)
+    }
+    results = interleave(list(entrants), lambda name: start(entrants[name], world), rounds)
+    rows = [row(f"{name}, {world} workers", runs) for name, runs in results.items()]
     ratios: dict[str, Ratio] = {}
     for name, (over, figure, under, its) in RATIOS.items():
-        if over in found and under in found:
+        if over in results and under in results:
             measure = MEASURES[figure] if figure == its else f"{MEASURES[figure]}; {under}: {MEASURES[its]}"
-            ratios[f"{name}_{world}"] = ratio(found, over, under, figure, f"{measure}, {LESS}", its)
+            ratios[f"{name}_{world}"] = ratio(results, over, under, figure, f"{measure}, {LESS}", its)
     return rows, ratios
 
 
@@ -241,30 +244,28 @@ PARTS: dict[str, Part] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file, beside those that it has")
-    parser.add_argument("--quick", action="store_true", help="one short round: shows that it works, no more")
-    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be repeated")
-    parser.add_argument("--worlds", type=int, action="append", help="so many workers; may be repeated")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    given = parser.parse_args()
+    parser = arguments_parser(__doc__ or "")
+    parser.add_argument("--only", choices=PARTS, action="append", help="run this part; may be repeated")
+    parser.add_argument("--worlds", type=int, action="append", help="number of workers; may be repeated")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds")
+    options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    here = machine()
-    rounds = QUICK_ROUNDS if given.quick else given.rounds
-    worlds = [2] if given.quick else given.worlds or [2, 4]
+    host = machine()
+    rounds = QUICK_ROUNDS if options.quick else options.rounds
+    worlds = [2] if options.quick else options.worlds or [2, 4]
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Ratio] = {}
     packages = [*PACKAGES]
-    for name in given.only or PARTS:
+    for name in options.only or PARTS:
         part = PARTS[name]
         if part.needs is not None and find_spec(part.needs) is None:
             print(f"{name}: {part.needs} is not installed, left out")
             continue
-        more_rows, more_ratios = part.measure(worlds, rounds, given.quick)
+        more_rows, more_ratios = part.measure(worlds, rounds, options.quick)
         rows, ratios = rows + more_rows, ratios | more_ratios
         packages += [part.needs] if part.needs is not None else []
-    shown = {figure: heading for figure, heading in COLUMNS.items() if any(figure in one for one in rows)}
-    report("launch", "Start to first all-reduce", shown, rows, ratios, {}, here, packages, given.json, add=True)
+    shown = {figure: heading for figure, heading in COLUMNS.items() if any(figure in row for row in rows)}
+    report("launch", "Start to first all-reduce", shown, rows, ratios, {}, host, packages, options.json, add=True)
 
 
 if __name__ == "__main__":

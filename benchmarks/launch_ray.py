@@ -44,10 +44,10 @@ def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[
     ratios: dict[str, Ratio] = {}
     with ray_cluster():
         for world in worlds:
-            found = interleave(list(runs), lambda name, world=world: runs[name](world), rounds)
-            ratios[f"ray_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "first_s", MET)
-            ratios[f"ray_returned_vs_ray_train_{world}"] = ratio(found, OURS, THEIRS, "returned_s", RETURNED)
-            rows += [row(f"{name}, {world} workers", figures) for name, figures in found.items()]
+            results = interleave(list(runs), lambda name, world=world: runs[name](world), rounds)
+            ratios[f"ray_vs_ray_train_{world}"] = ratio(results, OURS, THEIRS, "first_s", MET)
+            ratios[f"ray_returned_vs_ray_train_{world}"] = ratio(results, OURS, THEIRS, "returned_s", RETURNED)
+            rows += [row(f"{name}, {world} workers", figures) for name, figures in results.items()]
     return rows, ratios
 
 
@@ -100,8 +100,8 @@ def _ray_train(world: int) -> Figures:
 
 def _timed(run: Callable[[str], Any]) -> Figures:
     """Seconds until rank 0 had its sum, and until the call returned."""
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "first"
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "first"
         begun = time.time()
         run(str(file))
         return {"first_s": float(file.read_text()) - begun, "returned_s": time.time() - begun}

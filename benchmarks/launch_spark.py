@@ -16,23 +16,30 @@ from typing import Any
 from common import MET, RETURNED, Figures, Ratio, interleave, ratio, row
 
 WORKERS = 2
-OURS, THEIRS, THEIRS_LOCAL = "footplate on Spark", "TorchDistributor on Spark", "TorchDistributor in local mode"
+OURS, THEIRS, THEIRS_LOCAL = ("footplate on Spark", "TorchDistributor on Spark", "TorchDistributor in local mode")
+
+
+# A quick run lives for seconds. Java's second compiler and its parallel garbage collector would cost more than they save.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @contextmanager
-def spark_session() -> Iterator[Any]:
+def spark_session(quick: bool) -> Iterator[Any]:
     """A session that has run a Python job on each executor."""
     from pyspark.sql import SparkSession
 
-    session = (
+    builder = (
         SparkSession.builder.master(f"local-cluster[{WORKERS},1,1024]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.log.level", "ERROR")
-        .getOrCreate()
     )
+    if quick:
+        builder = builder.config("spark.driver.extraJavaOptions", QUICK_JAVA)
+        builder = builder.config("spark.executor.extraJavaOptions", QUICK_JAVA)
+    session = builder.getOrCreate()
     try:
         while len(session.sparkContext.statusTracker().getExecutorInfos()) <= WORKERS:
             time.sleep(0.1)
@@ -47,15 +54,15 @@ def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[
     runs = {OURS: _footplate, THEIRS: lambda: _torch_distributor(False)}
     if not quick:
         runs[THEIRS_LOCAL] = lambda: _torch_distributor(True)
-    with spark_session():
-        found = interleave(list(runs), lambda name: runs[name](), rounds)
+    with spark_session(quick):
+        results = interleave(list(runs), lambda name: runs[name](), rounds)
     rows = [
-        row(f"{name}, {WORKERS} workers", figures) | {"not_rank_0": sum(one["rank"] != 0 for one in figures)}
-        for name, figures in found.items()
+        row(f"{name}, {WORKERS} workers", figures) | {"not_rank_0": sum(run["rank"] != 0 for run in figures)}
+        for name, figures in results.items()
     ]
     return rows, {
-        "spark_vs_torch_distributor": ratio(found, OURS, THEIRS, "first_s", MET),
-        "spark_returned_vs_torch_distributor": ratio(found, OURS, THEIRS, "returned_s", RETURNED),
+        "spark_vs_torch_distributor": ratio(results, OURS, THEIRS, "first_s", MET),
+        "spark_returned_vs_torch_distributor": ratio(results, OURS, THEIRS, "returned_s", RETURNED),
     }
 
 

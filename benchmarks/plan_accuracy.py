@@ -71,9 +71,9 @@ class GPT(nn.Module):
         self, vocabulary: int = 50257, width: int = 768, layers: int = 12, heads: int = 12, length: int = 1024
     ) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.tokens, self.places = (nn.Embedding(vocabulary, width), nn.Embedding(length, width))
         self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.norm, self.head = (nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False))
         self.head.weight = self.tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 # A round takes a minute and has five steps. The time is that of the fastest step, the memory is the median.
 ROUNDS = 1
 COLUMNS = {
-    "foretold_mb": "memory MB, predicted",
+    "predicted_mb": "memory MB, predicted",
     "peak_mb": "measured",
     "least_ms": "step ms, least",
     "fastest_ms": "XLA, fastest",
@@ -128,31 +128,29 @@ def once(name: str, models: dict[str, Callable[[], tuple[nn.Module, Any]]]) -> c
     cpu_rates.bytes_per_s.cache_clear()
     with torch.device("meta"):
         net, batch = models[name]()
-    found = plan(Supervised(net), batch, on=["cpu"], measure=True).measured
-    assert found is not None
+    measured = plan(Supervised(net), batch, on=["cpu"], measure=True).measured
+    assert measured is not None
     return {
-        "foretold_mb": found.predicted_peak_bytes / 1e6,
-        "peak_mb": found.peak_bytes / 1e6,
-        "least_ms": found.least_step_s * 1e3,
-        "fastest_ms": found.xla_fastest_step_s * 1e3,
-        "xla_ms": found.xla_step_s * 1e3,
-        "eager_ms": found.eager_step_s * 1e3,
+        "predicted_mb": measured.predicted_peak_bytes / 1e6,
+        "peak_mb": measured.peak_bytes / 1e6,
+        "least_ms": measured.least_step_s * 1e3,
+        "fastest_ms": measured.xla_fastest_step_s * 1e3,
+        "xla_ms": measured.xla_step_s * 1e3,
+        "eager_ms": measured.eager_step_s * 1e3,
     }
 
 
 def main() -> None:
-    parser = common.arguments_parser(__doc__ or "")
-    parser.add_argument("models", nargs="*", help="names of models; all by default")
-    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
-    given = parser.parse_args()
-    models = {"MLP": small_mlp} if given.quick else MODELS
-    names = given.models or list(models)
-    before = common.machine()
-    rounds = common.QUICK_ROUNDS if given.quick else ROUNDS
-    found = common.interleave(names, lambda name: once(name, models), rounds)
+    parser = common.models_parser(__doc__ or "")
+    options = parser.parse_args()
+    models = {"MLP": small_mlp} if options.quick else MODELS
+    names = options.models or list(models)
+    host = common.machine()
+    rounds = common.QUICK_ROUNDS if options.quick else ROUNDS
+    results = common.interleave(names, lambda name: once(name, models), rounds)
     memory = {
-        f"memory_found_vs_foretold_{name}": common.spread(
-            [run["peak_mb"] / run["foretold_mb"] for run in found[name]],
+        f"memory_measured_vs_predicted_{name}": common.spread(
+            [run["peak_mb"] / run["predicted_mb"] for run in results[name]],
             "measured",
             "predicted",
             "peak memory, 1 is right",
@@ -161,13 +159,13 @@ def main() -> None:
     }
     time = {
         f"least_vs_fastest_step_{name}": common.spread(
-            [run["least_ms"] / run["fastest_ms"] for run in found[name]],
+            [run["least_ms"] / run["fastest_ms"] for run in results[name]],
             "predicted least", "measured fastest", "wall time of a step, 1 or below is right",
         )
         for name in names
     }  # fmt: skip
-    rows = [common.row(name, found[name]) for name in names]
-    kept = json.loads(given.json.read_text())["rows"] if given.add and given.json.exists() else []
+    rows = [common.row(name, results[name]) for name in names]
+    kept = json.loads(options.json.read_text())["rows"] if options.add and options.json.exists() else []
     taken = [run for row in [*rows, *(row for row in kept if row["name"] not in names)] for run in row["rounds"]]
     common.report(
         "plan_accuracy",
@@ -176,13 +174,13 @@ def main() -> None:
         rows,
         memory | time,
         {
-            "largest_memory_error": max(abs(run["peak_mb"] / run["foretold_mb"] - 1) for run in taken),
+            "largest_memory_error": max(abs(run["peak_mb"] / run["predicted_mb"] - 1) for run in taken),
             "largest_least_vs_fastest": max(run["least_ms"] / run["fastest_ms"] for run in taken),
         },
-        before,
+        host,
         ("footplate", "torch", "jax", "timm", "transformers", "torchvision"),
-        given.json,
-        given.add,
+        options.json,
+        options.add,
     )
 
 

@@ -1,6 +1,6 @@
-"""Imports for the fork server of a quick run: the packages of the compared training loops.
+"""Imports of a quick run, before it forks: the packages of the compared training loops.
 
-Lightning takes seconds to import. A benchmark that measures starts fresh interpreters instead. MLflow is left out: it
+Lightning takes seconds to import. A full run starts fresh interpreters instead. MLflow isn't imported here, because it
 starts threads, and a process with threads can't be forked safely.
 """
 

@@ -48,14 +48,14 @@ class Program:
     def left(self, patience_s: float) -> list[psutil.Process]:
         """Processes that still exist after a wait of `patience_s` seconds."""
         deadline = time.monotonic() + patience_s
-        while (found := self.alive()) and time.monotonic() < deadline:
+        while (processes := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return found
+        return processes
 
     def kill(self) -> None:
         """Kill all processes of the program."""
-        while found := self.alive():
-            for process in found:
+        while processes := self.alive():
+            for process in processes:
                 try:
                     process.kill()
                 except psutil.NoSuchProcess:

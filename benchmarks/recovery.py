@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import LESS, Figures, Ratio, Rounds, interleave, machine, ratio, report
+from common import LESS, Figures, Ratio, Rounds, arguments_parser, interleave, machine, ratio, report
 from processes import Program
 
 WORLDS = (2, 4)
@@ -93,29 +93,29 @@ def measure(contender: str, world: int, chance: random.Random) -> Figures:
 def _strike(job: Program, contender: str, directory: Path, world: int, chance: random.Random) -> Figures:
     at_step, rank = chance.randint(FIRST_STEP, LAST_STEP), chance.randrange(world)
     before = _await(
-        job, directory, lambda steps: any(one.rank == rank and one.step >= at_step for one in steps), START_S
+        job, directory, lambda steps: any(step.rank == rank and step.step >= at_step for step in steps), START_S
     )
     if before is None:
         print(f"{contender}, {world} ranks: the training did not begin.\n{job.said()}")
         return {"recovered": 0.0, "began": 0.0}
-    old = {one.pid for one in before}
-    victim = next(one.pid for one in before if one.rank == rank)
+    old = {step.pid for step in before}
+    victim = next(step.pid for step in before if step.rank == rank)
     fork_server = psutil.Process(victim).ppid() if contender == "footplate cold" else None
     killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     if fork_server is not None:
         os.kill(fork_server, signal.SIGKILL)
-    reached = max(one.step for one in read(directory) if one.at <= killed)
+    reached = max(step.step for step in read(directory) if step.at <= killed)
 
     def gone_on(steps: list[Step]) -> bool:
-        return any(one.pid not in old and one.step > reached for one in steps)
+        return any(step.pid not in old and step.step > reached for step in steps)
 
     after = _await(job, directory, gone_on, PATIENCE_S)
     figures = {"rank": float(rank), "killed_at_step": float(reached), "recovered": 0.0}
     if after is None:
         return figures
-    again = [one for one in after if one.pid not in old]
-    first = min(again, key=lambda one: one.at)
+    again = [step for step in after if step.pid not in old]
+    first = min(again, key=lambda step: step.at)
     return {**figures, "recovered": 1.0, "seconds": first.at - killed, "lost_steps": float(reached + 1 - first.step)}
 
 
@@ -161,43 +161,43 @@ def summary(contender: str, world: int, runs: list[Figures]) -> dict[str, Any]:
     return {**row, "rounds": runs}
 
 
-def quotients(found: dict[int, Rounds]) -> dict[str, Ratio]:
+def quotients(results: dict[int, Rounds]) -> dict[str, Ratio]:
     """Ratios of Footplate's cold restart to the bare starts of the same rounds."""
     ratios: dict[str, Ratio] = {}
     measure = f"wall time from the kill, or from the start, until the first step after it, {LESS}"
-    for world, rounds in found.items():
-        for bare, name in zip(BARE, ("start", "optimizer"), strict=True):
+    for world, rounds in results.items():
+        for bare, kind in zip(BARE, ("start", "optimizer"), strict=True):
             recovered = [number for number, run in enumerate(rounds["footplate cold"]) if "seconds" in run]
-            pairs = {one: [rounds[one][number] for number in recovered] for one in ("footplate cold", bare)}
+            pairs = {name: [rounds[name][number] for number in recovered] for name in ("footplate cold", bare)}
             if len(recovered) > 1:
                 of_world = "" if world == WORLDS[0] else f"_{world}_ranks"
-                ratios[f"cold_vs_bare_{name}{of_world}"] = ratio(pairs, "footplate cold", bare, "seconds", measure)
+                ratios[f"cold_vs_bare_{kind}{of_world}"] = ratio(pairs, "footplate cold", bare, "seconds", measure)
     return ratios
 
 
 def main() -> None:
     options = arguments()
-    here = machine()
+    host = machine()
     if options.peer_kills and not _RAY.exists():
         raise SystemExit("Ray Train's environment is not there: bash benchmarks/peers/recovery.sh")
-    for program in BARE.values():  # warm up the file caches
-        start_bare(program)
+    if not options.quick:  # warm up the file caches
+        for program in BARE.values():
+            start_bare(program)
     before = earlier(options.json) if options.add else {}
-    found = {world: compare(world, options.kills, options.peer_kills) for world in options.worlds}
-    write({world: together(before.get(world, {}), rounds) for world, rounds in found.items()}, here, options.json)
+    results = {world: compare(world, options.kills, options.peer_kills) for world in options.worlds}
+    write({world: together(before.get(world, {}), rounds) for world, rounds in results.items()}, host, options.json)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="How long a training stands still when one of its processes is killed")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument(
-        "--quick", action="store_true", help="one kill, and Footplate only: shows that it works, no more"
+    parser = arguments_parser(
+        "Time from the kill of a process until its training makes the next step",
+        "one kill, and Footplate only: shows that it works, no more",
     )
-    parser.add_argument("--kills", type=int, default=10, help="of each contender and number of ranks")
-    parser.add_argument("--peer-kills", type=int, help="of the peers, which take a minute for each (default: as many)")
+    parser.add_argument("--kills", type=int, default=10, help="kills of each contender and number of ranks")
     parser.add_argument(
-        "--add", action="store_true", help="to what the file holds already: the kills may be done in parts"
+        "--peer-kills", type=int, help="kills of the peers, which take a minute each (default: as many)"
     )
+    parser.add_argument("--add", action="store_true", help="keep the kills that the file has, to run this in parts")
     options = parser.parse_args()
     if options.add and not (options.json and options.json.exists()):
         parser.error("--add needs --json FILE, with an earlier part's figures in it")
@@ -218,31 +218,31 @@ def compare(world: int, kills: int, peer_kills: int) -> Rounds:
         print(f"{name}, {world} ranks: {figures}", flush=True)
         return figures
 
-    found = interleave([*BARE, *CONTENDERS], turn, peer_kills)
+    results = interleave([*BARE, *CONTENDERS], turn, peer_kills)
     for name, runs in interleave([*BARE, *OURS], turn, kills - peer_kills).items():
-        found[name] += runs
-    return {name: runs for name, runs in found.items() if runs}
+        results[name] += runs
+    return {name: runs for name, runs in results.items() if runs}
 
 
 def earlier(path: Path) -> dict[int, Rounds]:
     """Contents of a file of this benchmark, in the form that `compare` returns."""
-    found: dict[int, Rounds] = {world: {} for world in WORLDS}
+    results: dict[int, Rounds] = {world: {} for world in WORLDS}
     for row in json.loads(path.read_text())["rows"]:
         for run in row["rounds"]:
-            found[int(row.get("world") or run["world"])].setdefault(row["contender"], []).append(run)
-    return found
+            results[int(row.get("world") or run["world"])].setdefault(row["contender"], []).append(run)
+    return results
 
 
-def together(one: Rounds, other: Rounds) -> Rounds:
+def together(before: Rounds, after: Rounds) -> Rounds:
     """Join the rounds of two results."""
-    return {name: one.get(name, []) + other.get(name, []) for name in dict.fromkeys((*one, *other))}
+    return {name: before.get(name, []) + after.get(name, []) for name in dict.fromkeys((*before, *after))}
 
 
-def write(found: dict[int, Rounds], here: dict[str, Any], path: Path | None) -> None:
+def write(results: dict[int, Rounds], host: dict[str, Any], path: Path | None) -> None:
     """Report the results."""
-    bare = {name: [run for rounds in found.values() for run in rounds[name]] for name in BARE}
+    bare = {name: [run for rounds in results.values() for run in rounds[name]] for name in BARE}
     rows = [summary(name, 0, runs) for name, runs in bare.items()]
-    for world, rounds in found.items():
+    for world, rounds in results.items():
         rows += [summary(name, world, runs) for name, runs in rounds.items() if name not in BARE]
     ours = [row for row in rows if row["name"].startswith("footplate")]
     figures = {
@@ -262,9 +262,9 @@ def write(found: dict[int, Rounds], here: dict[str, Any], path: Path | None) -> 
             "slowest_s": "slowest",
         },
         rows,
-        quotients(found),
+        quotients(results),
         figures,
-        here,
+        host,
         ("torch", "footplate", "lightning"),
         path,
     )

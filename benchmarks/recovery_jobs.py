@@ -115,13 +115,13 @@ def bare(directory: Path, world: int) -> None:
     rank = dist.get_rank()
     model = torch.nn.parallel.DistributedDataParallel(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    place = directory / "checkpoint.pt"
-    done = _load(place, model.module, optimizer) if place.exists() else 0
+    file = directory / "checkpoint.pt"
+    done = _load(file, model.module, optimizer) if file.exists() else 0
     reports = Reports(directory, rank)
     for step, batch in _steps(done, rank, world):
         _learn(model, optimizer, batch)
         if step % CHECKPOINT_EVERY == 0 and rank == 0:
-            _save(place, model.module, optimizer, step)
+            _save(file, model.module, optimizer, step)
         reports.step(step)
 
 
@@ -142,8 +142,8 @@ def ray(directory: Path, world: int) -> None:
         done = 0
         checkpoint = train.get_checkpoint()
         if checkpoint is not None:
-            with checkpoint.as_directory() as found:
-                done = _load(Path(found) / "checkpoint.pt", inner, optimizer)
+            with checkpoint.as_directory() as folder:
+                done = _load(Path(folder) / "checkpoint.pt", inner, optimizer)
         reports = Reports(directory, rank)
         for step, batch in _steps(done, rank, world):
             _learn(model, optimizer, batch)
@@ -181,18 +181,18 @@ def _learn(model: Any, optimizer: Any, batch: Any) -> None:
     optimizer.step()
 
 
-def _save(place: Path, model: Any, optimizer: Any, step: int) -> None:
+def _save(file: Path, model: Any, optimizer: Any, step: int) -> None:
     import torch
 
-    temporary = place.with_suffix(".tmp")
+    temporary = file.with_suffix(".tmp")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, temporary)
-    temporary.replace(place)
+    temporary.replace(file)
 
 
-def _load(place: Path, model: Any, optimizer: Any) -> int:
+def _load(file: Path, model: Any, optimizer: Any) -> int:
     import torch
 
-    state = torch.load(place, weights_only=True)
+    state = torch.load(file, weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return state["step"]

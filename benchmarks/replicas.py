@@ -19,7 +19,8 @@ from typing import Any
 from common import QUICK_ROUNDS, WALL_STEP, Figures, Ratio, arguments, interleave, machine, median, ratio, report
 
 ROUNDS = 7
-WARM_UP = 10  # steps before the clock starts
+WARM_UP, QUICK_WARM_UP = 10, 1  # steps before the clock starts
+QUICK_SHARE = 40  # a quick run takes a fortieth of the steps, and at least three
 ENTRANTS: dict[str, dict[str, Any]] = {
     "one process": {},
     "one process, two threads of torch": {"threads": 2},
@@ -63,8 +64,8 @@ class Ready:
     def __init__(self, shape: tuple[int, ...], steps: int, ranks: int) -> None:
         import torch
 
-        self._batch = torch.randn(shape[0] // ranks, *shape[1:]), torch.arange(shape[0] // ranks) % 10
-        self._steps, self._rows, self._ranks, self._given = steps, shape[0], ranks, 0
+        self._batch = (torch.randn(shape[0] // ranks, *shape[1:]), torch.arange(shape[0] // ranks) % 10)
+        self._steps, self._rows, self._ranks, self._yielded = steps, shape[0], ranks, 0
         self.global_batch_size = shape[0]
 
     def __len__(self) -> int:
@@ -72,7 +73,7 @@ class Ready:
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self._steps):
-            self._given += 1
+            self._yielded += 1
             yield self._batch
 
     def rank_rows(self, batch: int) -> int:
@@ -84,13 +85,13 @@ class Ready:
     def set_epoch(self, epoch: int) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
-        return {"batch": self._given}
+        return {"batch": self._yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def measure(
-    model: Callable[[], Any], steps: int, devices: int = 1, strategy: str = "auto", threads: int = 1
+    model: Callable[[], Any], steps: int, warm_up: int, devices: int = 1, strategy: str = "auto", threads: int = 1
 ) -> Figures:
     """Milliseconds per step of a training, without its first steps."""
     import torch
@@ -102,7 +103,7 @@ def measure(
         began = ended = 0.0
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx + 1 == WARM_UP:
+            if batch_idx + 1 == warm_up:
                 self.began = time.perf_counter()
             self.ended = time.perf_counter()
 
@@ -124,31 +125,31 @@ def measure(
         fp.Trainer(
             accelerator="cpu", devices=devices, strategy=strategy, max_epochs=1, logger=False, callbacks=watch, seed=1,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=directory,
-        ).fit(Trained(), Ready(model()[1], steps + WARM_UP, ranks))  # fmt: skip
+        ).fit(Trained(), Ready(model()[1], steps + warm_up, ranks))  # fmt: skip
     return {"wall_ms": (watch.ended - watch.began) / steps * 1e3}
 
 
 def main() -> None:
-    options = arguments("Time of a step that two devices share")
+    options = arguments("Time of a step on two devices: replicas, or two processes")
     os.environ["OMP_NUM_THREADS"] = "1"
-    here = machine()
-    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    host = machine()
+    rounds, warm_up = (QUICK_ROUNDS, QUICK_WARM_UP) if options.quick else (ROUNDS, WARM_UP)
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Ratio] = {}
     for title, (model, steps) in MODELS.items():
-        steps = max(3, steps // 5) if options.quick else steps
+        steps = max(3, steps // QUICK_SHARE) if options.quick else steps
 
         def turn(entrant: str, model: Callable[[], Any] = model, steps: int = steps) -> Figures:
-            return measure(model, steps, **ENTRANTS[entrant])
+            return measure(model, steps, warm_up, **ENTRANTS[entrant])
 
-        found = interleave(list(ENTRANTS), turn, rounds)
-        for entrant, runs in found.items():
+        results = interleave(list(ENTRANTS), turn, rounds)
+        for entrant, runs in results.items():
             rows.append({
                 "name": f"{model.__name__}: {entrant}",
                 "model": title,
                 "wall_ms": median(runs, "wall_ms"),
                 "least_ms": min(run["wall_ms"] for run in runs),
-                "vs_one": ratio(found, entrant, "one process", "wall_ms", WALL_STEP)["median"],
+                "vs_one": ratio(results, entrant, "one process", "wall_ms", WALL_STEP)["median"],
                 "rounds": runs,
             })  # fmt: skip
         for name, of, against in (
@@ -156,11 +157,11 @@ def main() -> None:
             ("replicas_vs_one", "two replicas", "one process"),
             ("ddp_vs_one", "two processes (ddp)", "one process"),
         ):
-            ratios[f"{model.__name__}_{name}"] = ratio(found, of, against, "wall_ms", WALL_STEP)
+            ratios[f"{model.__name__}_{name}"] = ratio(results, of, against, "wall_ms", WALL_STEP)
     columns = {"wall_ms": "ms/step", "least_ms": "least", "vs_one": "× one process"}
     report(
         "replicas", f"The same batch shared by two, medians of {rounds} rounds", columns, rows, ratios,
-        {"clock": "wall time of steady steps"}, here, ("torch", "footplate"), options.json,
+        {"clock": "wall time of steady steps"}, host, ("torch", "footplate"), options.json,
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
 ROUNDS = 30
 # Time for MLflow's import and its new database, in any process.
 WARM_UP_S = 10.0
-PRELOAD = ("step_variants", "preloaded")  # what the fork server of a quick run imports
+PRELOAD = ("step_variants", "preloaded")  # what a quick run imports before it forks
 
 
 @dataclass(frozen=True)
@@ -189,39 +189,39 @@ def measure(
         begun[name].append(runners[name].begin_turn())
         return {"wall_us": (runners[name].end_turn().wall - begun[name][-1].wall) / steps * 1e6}
 
-    found = interleave(names, turn, rounds)
+    results = interleave(names, turn, rounds)
     for name, runner in runners.items():
         begun[name].append(runner.begin_turn())
-        for figures, (here, there) in zip(found[name], itertools.pairwise(begun[name]), strict=True):
-            figures["cpu_us"] = (there.cpu - here.cpu) / steps * 1e6
-            figures["children_cpu_us"] = (there.children - here.children) / steps * 1e6
+        for figures, (begins, ends) in zip(results[name], itertools.pairwise(begun[name]), strict=True):
+            figures["cpu_us"] = (ends.cpu - begins.cpu) / steps * 1e6
+            figures["children_cpu_us"] = (ends.children - begins.children) / steps * 1e6
     for runner in runners.values():
         runner.join()
-    return found
+    return results
 
 
 def main() -> None:
     options = arguments("Overhead of a training loop per step")
     os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color", COLUMNS="120", LINES="24")
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
-    here = machine()
+    host = machine()
     if options.quick:
-        found = measure(list(VARIANTS), QUICK_ROUNDS, STEPS // 5, 0.0, quick=True)
+        results = measure(list(VARIANTS), QUICK_ROUNDS, STEPS // 5, 0.0, quick=True)
     else:
-        found = measure(list(VARIANTS), ROUNDS, STEPS, WARM_UP_S)
+        results = measure(list(VARIANTS), ROUNDS, STEPS, WARM_UP_S)
 
     ratios = {
-        "footplate_vs_raw": ratio(found, "footplate", "raw loop", "cpu_us", CPU_STEP),
-        "footplate_bare_vs_raw": ratio(found, "footplate bare", "raw loop", "cpu_us", CPU_STEP),
-        "lightning_vs_footplate": ratio(found, "lightning", "footplate", "cpu_us", CPU_STEP),
-        "lightning_vs_raw": ratio(found, "lightning", "raw loop", "cpu_us", CPU_STEP),
-        "lightning_bare_vs_raw": ratio(found, "lightning bare", "raw loop", "cpu_us", CPU_STEP),
-        "fabric_vs_raw": ratio(found, "fabric", "raw loop", "cpu_us", CPU_STEP),
-        "accelerate_vs_raw": ratio(found, "accelerate", "raw loop", "cpu_us", CPU_STEP),
+        "footplate_vs_raw": ratio(results, "footplate", "raw loop", "cpu_us", CPU_STEP),
+        "footplate_bare_vs_raw": ratio(results, "footplate bare", "raw loop", "cpu_us", CPU_STEP),
+        "lightning_vs_footplate": ratio(results, "lightning", "footplate", "cpu_us", CPU_STEP),
+        "lightning_vs_raw": ratio(results, "lightning", "raw loop", "cpu_us", CPU_STEP),
+        "lightning_bare_vs_raw": ratio(results, "lightning bare", "raw loop", "cpu_us", CPU_STEP),
+        "fabric_vs_raw": ratio(results, "fabric", "raw loop", "cpu_us", CPU_STEP),
+        "accelerate_vs_raw": ratio(results, "accelerate", "raw loop", "cpu_us", CPU_STEP),
     }
     rows = []
-    for name, runs in found.items():
-        spread = ratio(found, name, "raw loop", "cpu_us", CPU_STEP)
+    for name, runs in results.items():
+        spread = ratio(results, name, "raw loop", "cpu_us", CPU_STEP)
         rows.append(
             {
                 "name": name,
@@ -229,7 +229,7 @@ def main() -> None:
                 "least_cpu_us": min(run["cpu_us"] for run in runs),
                 "vs_raw": spread["median"],
                 "wall_us": median(runs, "wall_us"),
-                "wall_vs_raw": ratio(found, name, "raw loop", "wall_us", WALL_STEP)["median"],
+                "wall_vs_raw": ratio(results, name, "raw loop", "wall_us", WALL_STEP)["median"],
                 # The kernel counts it in ticks of 10 ms, so only the mean is accurate.
                 "children_cpu_us": statistics.fmean(run["children_cpu_us"] for run in runs),
                 "rounds": runs,
@@ -244,14 +244,14 @@ def main() -> None:
         "children_cpu_us": "CPU of children",
     }
     wall = {
-        "wall_footplate_vs_raw": ratio(found, "footplate", "raw loop", "wall_us", WALL_STEP),
-        "wall_lightning_vs_footplate": ratio(found, "lightning", "footplate", "wall_us", WALL_STEP),
+        "wall_footplate_vs_raw": ratio(results, "footplate", "raw loop", "wall_us", WALL_STEP),
+        "wall_lightning_vs_footplate": ratio(results, "lightning", "footplate", "wall_us", WALL_STEP),
     }
     packages = ("torch", "footplate", "lightning", "accelerate", "mlflow", "rich")
     clock = {"clock": "CPU time of the training process, all threads"}
     report(
-        "step_overhead", f"Tiny MLP, {STEPS} steps a turn, medians of {len(found['footplate'])} rounds", columns, rows,
-        ratios, {**wall, **clock}, here, packages, options.json,
+        "step_overhead", f"Tiny MLP, {STEPS} steps a turn, medians of {len(results['footplate'])} rounds", columns, rows,
+        ratios, {**wall, **clock}, host, packages, options.json,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import torch
 import transformers
-from common import arguments_parser, machine, report
+from common import machine, models_parser, report
 from xla_coverage_models import Model, models
 
 from footplate.core.errors import FootplateError
@@ -42,7 +42,7 @@ def examined(model: Model) -> dict[str, Any]:
         captured = capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), batch)
     except FootplateError as error:
         return {"captured": False, "missing": [], "refused": without_folders(str(error))}
-    missing = [one.name for one in missing_ops(captured.graph)]
+    missing = [operation.name for operation in missing_ops(captured.graph)]
     return {"captured": not missing, "missing": missing, "refused": "", "nodes": len(captured.graph.graph.nodes)}
 
 
@@ -67,31 +67,29 @@ def examined_apart(model: Model) -> dict[str, Any]:
     child.start()
     sender.close()
     try:
-        found = receiver.recv() if receiver.poll(LIMIT_S) else {"error": f"took more than {LIMIT_S} s"}
+        outcome = receiver.recv() if receiver.poll(LIMIT_S) else {"error": f"took more than {LIMIT_S} s"}
     except EOFError:
-        found = {"error": "the process died"}
+        outcome = {"error": "the process died"}
     child.kill()
     child.join()
-    return {"captured": False, "missing": [], "refused": "", **found, "seconds": time.perf_counter() - started}
+    return {"captured": False, "missing": [], "refused": "", **outcome, "seconds": time.perf_counter() - started}
 
 
 def main() -> None:
     """Capture all models, or the models whose names contain one of the given words."""
-    parser = arguments_parser(__doc__ or "")
-    parser.add_argument("words", nargs="*", help="parts of names of models or libraries; all by default")
-    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
-    given = parser.parse_args()
-    before, rows = machine(), []
+    parser = models_parser(__doc__ or "", "words", "parts of names of models or libraries; all by default")
+    options = parser.parse_args()
+    host, rows = machine(), []
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    words = given.words or (["resnet18"] if given.quick else [""])
+    words = options.words or (["torchvision alexnet"] if options.quick else [""])
     for library, name, model in models():
         if any(word in f"{library} {name}" for word in words):
             rows.append({"name": f"{library} {name}", "library": library, **examined_apart(model)})
             print(_line(rows[-1]), flush=True)
-    if given.add and given.json.exists():
+    if options.add and options.json.exists():
         names = {row["name"] for row in rows}
-        rows = [row for row in json.loads(given.json.read_text())["rows"] if row["name"] not in names] + rows
+        rows = [row for row in json.loads(options.json.read_text())["rows"] if row["name"] not in names] + rows
     report(
         "xla_coverage",
         "Training steps that can be captured and lowered: 1 if so, and the nodes of their graphs",
@@ -99,16 +97,16 @@ def main() -> None:
         rows,
         {},
         {library: counted(rows, library) for library in sorted({row["library"] for row in rows})},
-        before,
+        host,
         ("torch", "jax", "torchvision", "timm", "transformers"),
-        given.json,
+        options.json,
     )
 
 
 def counted(rows: list[dict[str, Any]], library: str) -> dict[str, int]:
     """Number of tried and of trainable models of a library."""
-    those = [row["captured"] for row in rows if row["library"] == library]
-    return {"tried": len(those), "captured": sum(those)}
+    captured = [row["captured"] for row in rows if row["library"] == library]
+    return {"tried": len(captured), "captured": sum(captured)}
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -30,12 +30,12 @@ class Whatever(fp.Module):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         positional, named = batch
-        found = self.net(*positional, **named, **self.flags)
-        loss = getattr(found, "loss", None)
+        output = self.net(*positional, **named, **self.flags)
+        loss = getattr(output, "loss", None)
         if isinstance(loss, Tensor):
             return loss
-        leaves = [one for one in pytree.tree_leaves(found) if isinstance(one, Tensor) and one.is_floating_point()]
-        return torch.stack([one.square().mean() for one in leaves]).sum()
+        leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        return torch.stack([leaf.square().mean() for leaf in leaves]).sum()
 
 
 Made = tuple[Whatever, tuple[tuple[Tensor, ...], dict[str, Tensor]]]
@@ -52,7 +52,7 @@ def models() -> Iterator[tuple[str, str, Model]]:
     for name, size in _TIMM.items():
         yield "timm", name, _timm(name, size)
     for name, (batch, settings) in _TRANSFORMERS.items():
-        yield "transformers", name.removesuffix("Model"), _transformers(name, batch, settings)
+        yield ("transformers", name.removesuffix("Model"), _transformers(name, batch, settings))
 
 
 # torchvision
@@ -241,16 +241,7 @@ _TIMM: dict[str, int] = {
         ),
         256,
     ),
-    **dict.fromkeys(
-        (
-            "inception_resnet_v2",
-            "inception_v3",
-            "inception_v4",
-            "legacy_xception",
-            "xception41p",
-        ),
-        299,
-    ),
+    **dict.fromkeys(("inception_resnet_v2", "inception_v3", "inception_v4", "legacy_xception", "xception41p"), 299),
     "crossvit_tiny_240": 240,
     "flexivit_small": 240,
     "gemma4_vit_167m": 768,
@@ -327,8 +318,8 @@ def _words() -> dict[str, Tensor]:
 
 
 def _next_words() -> dict[str, Tensor]:
-    given = _words()
-    return {**given, "labels": given["input_ids"]}
+    words = _words()
+    return {**words, "labels": words["input_ids"]}
 
 
 def _text_class() -> dict[str, Tensor]:
@@ -639,10 +630,10 @@ def _transformers(name: str, batch: _Batch, settings: dict[str, Any]) -> Model:
         import transformers
 
         model = getattr(transformers, name)
-        given = batch()
-        own = "pixel_values" in given or not settings.keys().isdisjoint(("block_sizes", "num_encoder_layers"))
+        inputs = batch()
+        own = "pixel_values" in inputs or not settings.keys().isdisjoint(("block_sizes", "num_encoder_layers"))
         config = model.config_class(**({} if own else _SMALL) | settings)
-        flags = {key: value for key, value in given.items() if not isinstance(value, Tensor)}
-        return Whatever(model(config), flags), ((), {key: given[key] for key in given.keys() - flags.keys()})
+        flags = {key: value for key, value in inputs.items() if not isinstance(value, Tensor)}
+        return Whatever(model(config), flags), ((), {key: inputs[key] for key in inputs.keys() - flags.keys()})
 
     return make

@@ -82,8 +82,8 @@ def counted(kept: Tensor, numbers: int, p: float) -> Draws:
     of_variance = (variance - 1) / (2 / kept.numel()) ** 0.5
     of_correlation = correlation * kept[1:].numel() ** 0.5
     sigmas = torch.stack([of_rate, of_variance, of_correlation]).abs().max()
-    found = (1 - share, share / (1 - p), variance, correlation, sigmas)
-    return Draws(*(one.item() for one in found))
+    values = (1 - share, share / (1 - p), variance, correlation, sigmas)
+    return Draws(*(value.item() for value in values))
 
 
 def draws() -> Draws:

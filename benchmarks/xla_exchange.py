@@ -8,7 +8,6 @@ least that the exchange needs. Over a network, both take a round trip longer. Th
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +18,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import LESS, QUICK_ROUNDS, Figures, Rounds, arguments, interleave, machine, median, ratio, report, row
+from common import (
+    LESS,
+    QUICK_ROUNDS,
+    Figures,
+    Rounds,
+    arguments,
+    interleave,
+    machine,
+    median,
+    process_context,
+    ratio,
+    report,
+    row,
+)
 from ddp_overhead import free_port
 
 from footplate.distributed.group import join
@@ -32,21 +44,21 @@ OURS, LIMIT = "footplate", "limit: bare all-reduce"
 
 
 def main() -> None:
-    asked = arguments(__doc__ or "")
-    before = machine()
-    rounds = QUICK_ROUNDS if asked.quick else ROUNDS
-    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        found, _ = pool.map(measure, range(PROCESSES), repeat(free_port()), repeat(rounds))
+    options = arguments(__doc__ or "")
+    host = machine()
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    with ProcessPoolExecutor(PROCESSES, process_context(options.quick)) as pool:
+        results, _ = pool.map(measure, range(PROCESSES), repeat(free_port()), repeat(rounds))
     report(
         "xla_exchange",
-        "What comparing the forms of a batch of images and classes costs two processes",
+        "Cost of comparing the shapes of a batch of images and classes between two processes",
         {"call_us": "µs a call"},
-        [row(name, found[name]) for name in (OURS, LIMIT)],
-        {"exchange_vs_limit": ratio(found, OURS, LIMIT, "call_us", f"wall time of a call, {LESS}")},
-        {"call_us": median(found[OURS], "call_us")},
-        before,
+        [row(name, results[name]) for name in (OURS, LIMIT)],
+        {"exchange_vs_limit": ratio(results, OURS, LIMIT, "call_us", f"wall time of a call, {LESS}")},
+        {"call_us": median(results[OURS], "call_us")},
+        host,
         ["torch", "jax", "footplate"],
-        asked.json,
+        options.json,
     )
 
 
@@ -57,7 +69,7 @@ def measure(rank: int, port: int, rounds: int) -> Rounds:
     world = World(rank, PROCESSES, rank, PROCESSES)
     spec: Any = SimpleNamespace(group=join(world, "gloo", torch.device("cpu")), weight=None)
     shares, numbers = BatchExchange(spec), torch.zeros(3, dtype=torch.int64)
-    batch = flat((torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64)), lambda given: given)
+    batch = flat((torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64)), lambda tensor: tensor)
     calls: dict[str, Callable[[int], Any]] = {
         OURS: lambda index: shares.agree([batch], index, True, index),
         LIMIT: lambda index: dist.all_reduce(numbers, op=dist.ReduceOp.MAX),

@@ -83,11 +83,11 @@ def calls(layers: list[Weights], x: Any) -> list[Weights]:
         for weights in layers:
             x, pull = forward(weights, x)
             pulls.append(pull)
-        gradient, found = 2 * x / x.size, []
+        gradient, gradients = 2 * x / x.size, []
         for pull in reversed(pulls):
             of_weights, gradient = backward(pull, gradient)
-            found.append(of_weights)
-    return _changed(layers, found[::-1])
+            gradients.append(of_weights)
+    return _changed(layers, gradients[::-1])
 
 
 ENTRANTS: dict[str, Callable[[list[Weights], Any], list[Weights]]] = {
@@ -95,7 +95,7 @@ ENTRANTS: dict[str, Callable[[list[Weights], Any], list[Weights]]] = {
 }  # fmt: skip
 
 
-def compiled(step: Callable[..., Any], given: Any, tpu: bool) -> tuple[Any, Figures]:
+def compiled(step: Callable[..., Any], arguments: Any, tpu: bool) -> tuple[Any, Figures]:
     """Compile a step. Return the program, its compile cost, and its memory beside weights and batch."""
     where: dict[str, Any] = {}
     if tpu:
@@ -104,8 +104,8 @@ def compiled(step: Callable[..., Any], given: Any, tpu: bool) -> tuple[Any, Figu
         device = topologies.get_topology_desc("v5e:2x2", platform="tpu").devices[0]
         sharding = jax.sharding.SingleDeviceSharding(device)
         where = {"in_shardings": sharding, "out_shardings": sharding}
-        given = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), given)
-    lowered = jax.jit(step, donate_argnums=0, **where).lower(*given)
+        arguments = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arguments)
+    lowered = jax.jit(step, donate_argnums=0, **where).lower(*arguments)
     begun = time.process_time()
     program = lowered.compile()
     seconds = time.process_time() - begun
@@ -116,39 +116,39 @@ def compiled(step: Callable[..., Any], given: Any, tpu: bool) -> tuple[Any, Figu
 def main() -> None:
     """Measure, print, and write."""
     parser = arguments_parser(__doc__ or "")
-    parser.add_argument("--tpu", action="store_true", help="compile for a TPU, which needn't be there, and run nothing")
-    given = parser.parse_args()
-    before = machine()
+    parser.add_argument("--tpu", action="store_true", help="compile for a TPU, without a TPU, and run no step")
+    options = parser.parse_args()
+    host = machine()
     keys = iter(jax.random.split(jax.random.key(0), LAYERS * len(SHAPES) + 1))
     layers = [
         {name: jax.random.normal(next(keys), shape) * 0.02 for name, shape in SHAPES.items()} for _ in range(LAYERS)
     ]
     x = jax.random.normal(next(keys), (ROWS, LENGTH, WIDTH))
-    made = {name: compiled(step, (layers, x), given.tpu) for name, step in ENTRANTS.items()}
+    programs = {name: compiled(step, (layers, x), options.tpu) for name, step in ENTRANTS.items()}
     state = {name: jax.tree.map(jnp.copy, layers) for name in ENTRANTS}
 
-    steps, rounds = (2, 1) if given.quick or given.tpu else (10, 5)
+    steps, rounds = (2, 1) if options.quick or options.tpu else (10, 5)
 
     def turn(name: str) -> Figures:
-        program, figures = made[name]
-        if given.tpu:
+        program, figures = programs[name]
+        if options.tpu:
             return figures
         begun = time.perf_counter()
         for _ in range(steps):
             state[name] = jax.block_until_ready(program(state[name], x))
         return {**figures, "step_ms": (time.perf_counter() - begun) / steps * 1e3}
 
-    found = interleave(list(ENTRANTS), turn, rounds)
+    results = interleave(list(ENTRANTS), turn, rounds)
     columns = {"compile_s": "compiling, s", "temporaries_mb": "temporaries, MB", "step_ms": "ms a step"}
     ratios = {
-        f"{name}: {figure}": ratio(found, name, "one by one", figure, measure)
+        f"{name}: {figure}": ratio(results, name, "one by one", figure, measure)
         for name in ("scan", "calls")
         for figure, measure in (("compile_s", f"time to compile, {LESS}"), ("step_ms", WALL_STEP))
-        if figure in found[name][0]
+        if figure in results[name][0]
     }
-    title = f"{LAYERS} layers of {WIDTH}, {'TPU v5e' if given.tpu else 'CPU'}"
-    rows = [row(name, found[name]) for name in ENTRANTS]
-    report("xla_layers", title, columns, rows, ratios, {}, before, ("jax", "jaxlib"), given.json)
+    title = f"{LAYERS} layers of {WIDTH}, {'TPU v5e' if options.tpu else 'CPU'}"
+    rows = [row(name, results[name]) for name in ENTRANTS]
+    report("xla_layers", title, columns, rows, ratios, {}, host, ("jax", "jaxlib"), options.json)
 
 
 if __name__ == "__main__":

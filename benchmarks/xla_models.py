@@ -232,7 +232,17 @@ def _boxes(rows: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.rand(rows, 3, 32, 32), corner + torch.tensor([0.0, 0, 16, 16]), torch.ones(rows, 1, dtype=torch.long)
 
 
+def _small_network() -> fp.Module:
+    layers = [nn.Conv2d(3, 4, 3, 2, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(900, CLASSES)]
+    return Classifier(nn.Sequential(*layers))
+
+
+QUICK: dict[str, Entry] = {
+    "small convolutional net": Entry(_small_network, _images),
+}
+"""The model of a quick run, which is captured and compiled in seconds."""
+
 UNFIT: dict[str, Entry] = {
     "torchvision Faster R-CNN": Entry(_detection, _boxes),
 }
-"""What is tried too, because people will, though something in it depends on values."""
+"""Models that can't be captured, because something in them depends on values."""

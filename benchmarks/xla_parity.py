@@ -30,11 +30,11 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 
 import jax
 import torch
-from common import arguments_parser, machine, report
+from common import machine, models_parser, report
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from xla_dropout import SIGMAS, draws
-from xla_models import ENTRIES, UNFIT, Entry
+from xla_models import ENTRIES, QUICK, UNFIT, Entry
 
 from footplate.core.errors import FootplateError
 from footplate.step.xla.capture import capture_training, load_state, state_of
@@ -93,14 +93,14 @@ def compiled_parallel(module: Any, optimizer: torch.optim.Optimizer, batches: li
     step = data_parallel(captured, mesh_of(jax.devices()[:DEVICES]))
     state = arrays_of(state_of(module, optimizer))
     for number, batch in enumerate(batches):
-        given = batch_arrays(captured, batch, DEVICES)
-        state, _, _ = step(state, rates_of(optimizer), jax.random.key(number), given)
+        arrays = batch_arrays(captured, batch, DEVICES)
+        state, _, _ = step(state, rates_of(optimizer), jax.random.key(number), arrays)
     load_state(module, optimizer, tensors_like(state_of(module, optimizer), state))
 
 
-def worst(found: nn.Module, wanted: nn.Module) -> float:
+def worst(trained: nn.Module, reference: nn.Module) -> float:
     """Largest relative error of a module's floating-point tensors."""
-    pairs = zip(found.state_dict().values(), wanted.state_dict().values(), strict=True)
+    pairs = zip(trained.state_dict().values(), reference.state_dict().values(), strict=True)
     return max(
         ((a - b).norm() / b.norm().clamp(min=SMALL * b.numel() ** 0.5)).item()
         for a, b in pairs
@@ -122,10 +122,10 @@ def compiled_losses(module: Any, batches: list[Any]) -> list[float]:
     """Losses of bfloat16 steps in a compiled program."""
     optimizer = MAKE["sgd"](module.parameters())
     captured = capture_training(module, optimizer, batches[0], precision="bf16-mixed")
-    step, state, losses = jax.jit(lower(captured), donate_argnums=0), arrays_of(state_of(module, optimizer)), []
+    step, state, losses = (jax.jit(lower(captured), donate_argnums=0), arrays_of(state_of(module, optimizer)), [])
     for number, batch in enumerate(batches):
-        given = batch_arrays(captured, batch)
-        state, loss, _ = step(state, rates_of(optimizer), jax.random.key(number), given)
+        arrays = batch_arrays(captured, batch)
+        state, loss, _ = step(state, rates_of(optimizer), jax.random.key(number), arrays)
         losses.append(float(loss))
     return losses
 
@@ -152,31 +152,31 @@ def half_errors(entry: Entry) -> tuple[float, float]:
     return furthest(ours, wanted), furthest(eager, wanted)
 
 
-def furthest(found: list[float], wanted: list[float]) -> float:
+def furthest(losses: list[float], wanted: list[float]) -> float:
     """Largest relative error of a number."""
-    return max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
 
 
 def compared(name: str, entry: Entry) -> dict[str, Any]:
     """A row of the table."""
     started = time.perf_counter()
     try:
-        found = {kind: parallel_error(entry, make) for kind, make in MAKE.items()}
+        errors = {kind: parallel_error(entry, make) for kind, make in MAKE.items()}
         eager = {}
         if entry.in_half:
-            found["bf16"], eager["bf16_eager"] = half_errors(entry)
+            errors["bf16"], eager["bf16_eager"] = half_errors(entry)
     except Exception as error:  # the comparison goes on with the other models
         return {"name": name, "ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
-    ok = all(error <= LIMITS[kind] for kind, error in found.items())
-    return {"name": name, **found, **eager, "ok": ok, "seconds": time.perf_counter() - started}
+    ok = all(error <= LIMITS[kind] for kind, error in errors.items())
+    return {"name": name, **errors, **eager, "ok": ok, "seconds": time.perf_counter() - started}
 
 
 def dropped() -> dict[str, Any]:
     """The row of dropout."""
     started = time.perf_counter()
-    found = draws()
-    ok = found.sigmas <= SIGMAS
-    return {"name": DROPOUT, **asdict(found), "ok": ok, "seconds": time.perf_counter() - started}
+    statistics = draws()
+    ok = statistics.sigmas <= SIGMAS
+    return {"name": DROPOUT, **asdict(statistics), "ok": ok, "seconds": time.perf_counter() - started}
 
 
 def why_not(entry: Entry) -> str:
@@ -186,24 +186,22 @@ def why_not(entry: Entry) -> str:
         captured = capture_training(module, MAKE["sgd"](module.parameters()), batches[0])
     except FootplateError as error:
         return str(error).split(", which", 1)[0].split(": ", 1)[-1].splitlines()[0]
-    return ", ".join(f"no {one.name}" for one in missing_ops(captured.graph))
+    return ", ".join(f"no {operation.name}" for operation in missing_ops(captured.graph))
 
 
 def main() -> None:
     """Compare all models, or the named ones."""
-    parser = arguments_parser(__doc__ or "")
-    parser.add_argument("models", nargs="*", help="names of models; all by default")
-    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
-    given = parser.parse_args()
-    before = machine()
-    names = given.models or (["torchvision ViT"] if given.quick else [*ENTRIES, DROPOUT, *UNFIT])
+    parser = models_parser(__doc__ or "")
+    options = parser.parse_args()
+    host = machine()
+    names = options.models or ([*QUICK] if options.quick else [*ENTRIES, DROPOUT, *UNFIT])
     rows = []
-    for name in (one for one in names if one not in UNFIT):
-        rows.append(dropped() if name == DROPOUT else compared(name, ENTRIES[name]))
+    for name in (name for name in names if name not in UNFIT):
+        rows.append(dropped() if name == DROPOUT else compared(name, {**ENTRIES, **QUICK}[name]))
         print(rows[-1], flush=True)
     refused = {name: why_not(UNFIT[name]) for name in names if name in UNFIT}
-    if given.add and given.json.exists():
-        known = json.loads(given.json.read_text())
+    if options.add and options.json.exists():
+        known = json.loads(options.json.read_text())
         rows = [row for row in known["rows"] if row["name"] not in names] + rows
         refused = known["figures"]["not_supported"] | refused
     report(
@@ -228,9 +226,9 @@ def main() -> None:
             "max_rel_err_bf16_loss": max((row["bf16"] for row in rows if "bf16" in row), default=None),
             "not_supported": {name: reason for name, reason in refused.items() if reason},
         },
-        before,
+        host,
         ("torch", "jax", "torchvision", "timm", "transformers"),
-        given.json,
+        options.json,
     )
 
 

@@ -33,13 +33,14 @@ from common import (
     WALL_STEP,
     Figures,
     Ratio,
-    arguments_parser,
     interleave,
     let_torchvision_be_imported,
     machine,
+    models_parser,
     ratio,
     report,
     row,
+    spread,
 )
 from jax import lax
 from torch import Tensor, nn
@@ -183,12 +184,12 @@ def xla_on_two(module: Any, batch: Any) -> Callable[[], Any]:
     return _running(program, module, optimizer, batch_arrays(captured, batch, 2))
 
 
-def _running(program: Any, module: Any, optimizer: Any, given: Any) -> Callable[[], Any]:
+def _running(program: Any, module: Any, optimizer: Any, arrays: Any) -> Callable[[], Any]:
     held: list[Any] = [arrays_of(state_of(module, optimizer))]
     key, rates = jax.random.key(0), rates_of(optimizer)
 
     def step() -> Any:
-        held[0], loss, _ = program(held[0], rates, key, given)
+        held[0], loss, _ = program(held[0], rates, key, arrays)
         return loss.block_until_ready()
 
     return step
@@ -239,10 +240,10 @@ def measured(
         made = calls * (AT_ONCE if entrant == AT_ONCE_NAME else 1)
         return {"step_ms": (time.perf_counter() - started) / made * 1e3, "first_s": first_s[entrant]}
 
-    found = interleave(list(entrants), turn, rounds)
-    rows = [row(f"{name}: {entrant}", found[entrant]) for entrant in entrants]
+    results = interleave(list(entrants), turn, rounds)
+    rows = [row(f"{name}: {entrant}", results[entrant]) for entrant in entrants]
     known = {kind: pair for kind, pair in RATIOS.items() if pair[0] in entrants and pair[1] in entrants}
-    return rows, {f"{name}: {kind}": ratio(found, *pair) for kind, pair in known.items()}
+    return rows, {f"{name}: {kind}": ratio(results, *pair) for kind, pair in known.items()}
 
 
 def host_figures(steps: int) -> Figures:
@@ -253,20 +254,20 @@ def host_figures(steps: int) -> Figures:
     step = lower(captured)
 
     def several(state: Any, rates: Any, keys: Any, batches: Any) -> Any:
-        def body(state: Any, given: Any) -> Any:
-            state, loss, logs = step(state, rates, *given)
+        def body(state: Any, arrays: Any) -> Any:
+            state, loss, logs = step(state, rates, *arrays)
             return state, (loss, logs)
 
         return lax.scan(body, state, (keys, batches))
 
     program = jax.jit(several, donate_argnums=0)
-    given = tuple(jax.numpy.stack([array] * TINY_AT_ONCE) for array in batch_arrays(captured, batch))
-    keys, state = jax.random.split(jax.random.key(0), TINY_AT_ONCE), arrays_of(state_of(module, optimizer))
+    arrays = tuple(jax.numpy.stack([array] * TINY_AT_ONCE) for array in batch_arrays(captured, batch))
+    keys, state = (jax.random.split(jax.random.key(0), TINY_AT_ONCE), arrays_of(state_of(module, optimizer)))
     rates = rates_of(optimizer)
     returned, whole = [], []
     for _ in range(20 + steps // TINY_AT_ONCE):
         begun = time.perf_counter()
-        state, (losses, _) = program(state, rates, keys, given)
+        state, (losses, _) = program(state, rates, keys, arrays)
         returned.append(time.perf_counter() - begun)
         losses.block_until_ready()
         whole.append(time.perf_counter() - begun)
@@ -301,47 +302,54 @@ def _trainer_us(steps: int) -> float:
     return (clock.at[1] - clock.at[0]) / steps * 1e6
 
 
-def medians(ratios: dict[str, float]) -> dict[str, float]:
-    """Median of each kind of ratio over the models that have it."""
-    kinds = {name.rpartition(": ")[2] for name in ratios if ": " in name}
-    return {
-        f"{kind}_median": statistics.median(value for name, value in ratios.items() if name.endswith(f": {kind}"))
-        for kind in sorted(kinds)
-    }
+def medians(figures: dict[str, Any]) -> dict[str, Ratio]:
+    """Ratios by kind over the models that have the kind: the median and the quartiles of the models' ratios."""
+    by_kind: dict[str, dict[str, Ratio]] = {}
+    for name, figure in figures.items():
+        model, _, kind = name.rpartition(": ")
+        if kind in RATIOS:
+            by_kind.setdefault(kind, {})[model] = figure
+    return {f"{kind}_median": _over_models(kind, of_models) for kind, of_models in sorted(by_kind.items())}
+
+
+def _over_models(kind: str, of_models: dict[str, Ratio]) -> Ratio:
+    over, under, _, measure = RATIOS[kind]
+    quotient = spread([each["median"] for each in of_models.values()], over, under, measure)
+    return {**quotient, "rounds": min(each["rounds"] for each in of_models.values()), "models": sorted(of_models)}
 
 
 def main() -> None:
     """Measure all models, or the named ones."""
-    parser = arguments_parser(__doc__ or "")
-    parser.add_argument("models", nargs="*", help="names of models, or `host`; all by default")
-    parser.add_argument("--add", action="store_true", help="keep what the file has of other models")
+    parser = models_parser(__doc__ or "", names="names of models, or `host`; all by default")
     parser.add_argument(
         "--core", action="store_true", help="eager torch, torch.compile and XLA with one step a call alone"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     before = machine()
     torch.set_num_threads(int(before["usable_cores"]))
-    names = given.models or ([TINY, "host"] if given.quick else [*MODELS, "host"])
+    names = options.models or ([TINY, "host"] if options.quick else [*MODELS, "host"])
     rows, ratios, figures = [], {}, {}
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         for name in names:
             if name == "host":
-                figures |= host_figures(200 if given.quick else TINY_STEPS)
+                figures |= host_figures(200 if options.quick else TINY_STEPS)
                 continue
-            entrants = QUICK if given.quick else CORE if given.core else ENTRANTS
-            found = measured(name, entrants, *((1, 1) if given.quick else (3, 3)))
-            rows += found[0]
-            ratios |= found[1]
+            entrants = QUICK if options.quick else CORE if options.core else ENTRANTS
+            more_rows, more_ratios = measured(name, entrants, *((1, 1) if options.quick else (3, 3)))
+            rows += more_rows
+            ratios |= more_ratios
     report(
         "xla_speed", "AdamW on the CPU, all cores", {"step_ms": "ms a step", "first_s": "first step, s"}, rows, ratios,
-        figures, before, ("torch", "jax", "footplate"), given.json, given.add,
+        figures, before, ("torch", "jax", "footplate"), options.json, options.add,
     )  # fmt: skip
-    if given.json:
-        result = json.loads(given.json.read_text())
-        result["ratios"] |= medians(result["ratios"])
+    if options.json:
+        result = json.loads(options.json.read_text())
+        over_models = medians(result["figures"])
+        result["ratios"] |= {name: figure["median"] for name, figure in over_models.items()}
+        result["figures"] |= over_models
         result["figures"]["models"] = len({name.split(": ")[0] for name in result["ratios"] if ": " in name})
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,21 +46,21 @@ def write_litdata(directory, files):
 def write_hf(directory, files):
     import datasets
 
-    made = sorted(str(path) for path in directory.glob("*/*.parquet"))
-    datasets.load_dataset("parquet", data_files=made, split="train", cache_dir=str(directory / "hf"))
+    parquet = sorted(str(path) for path in directory.glob("*/*.parquet"))
+    datasets.load_dataset("parquet", data_files=parquet, split="train", cache_dir=str(directory / "hf"))
 
 
 def write_lance(directory, files):
     import lance
     import pyarrow.dataset as ds
 
-    made = sorted(str(path) for path in directory.glob("*/*.parquet"))
-    lance.write_dataset(ds.dataset(made).scanner(batch_size=ROWS_PER_SHARD).to_reader(), str(directory / "lance"))
+    parquet = sorted(str(path) for path in directory.glob("*/*.parquet"))
+    lance.write_dataset(ds.dataset(parquet).scanner(batch_size=ROWS_PER_SHARD).to_reader(), str(directory / "lance"))
 
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    found = sorted((str(path) for path in root.glob("folder/*/*.jpg")), key=lambda file: Path(file).name)
+    files = sorted((str(path) for path in root.glob("folder/*/*.jpg")), key=lambda file: Path(file).name)
     for name in sys.argv[2:]:
         if not (root / name).exists():
-            globals()[f"write_{name}"](root, found)
+            globals()[f"write_{name}"](root, files)

@@ -53,9 +53,9 @@ def decode(data):
     from footplate.data.pipeline import images
 
     cv2.setNumThreads(1)  # there is one process per core
-    found = images.decode(np.frombuffer(data, np.uint8), images.ImageFormat(3, (SIZE, SIZE)))
+    pixels = images.decode(np.frombuffer(data, np.uint8), images.ImageFormat(3, (SIZE, SIZE)))
     out = np.empty((3, SIZE, SIZE), np.uint8)
-    images.write_planes(found, out)
+    images.write_planes(pixels, out)
     return out
 
 
@@ -455,18 +455,23 @@ class Peak(threading.Thread):
 
 
 def cpu_seconds():
-    found = 0.0
+    seconds = 0.0
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:
         try:
             times = process.cpu_times()
         except psutil.Error:
             continue
-        found += times.user + times.system + (times.children_user + times.children_system if process == me else 0)
-    return found
+        # The kernel counts in ticks of 10 ms. A quick run may take less in this process, whose own clock is exact.
+        if process == me:
+            seconds += time.process_time() + times.children_user + times.children_system
+        else:
+            seconds += times.user + times.system
+    return seconds
 
 
-def main(name, directory, batch, workers, least_seconds):
+def measure(name, directory, batch, workers, least_seconds):
+    """Run one loader. Return its figures."""
     torch.set_num_threads(1)
     make = globals()[name]
     for module in IMPORTS.get(name.split("_")[1], ()):
@@ -480,8 +485,8 @@ def main(name, directory, batch, workers, least_seconds):
     while seconds < least_seconds or not passes:
         began, first_rows, first_at = time.perf_counter(), 0, 0.0
         looked = began
-        for found in make(directory, batch, workers):
-            count = len(found["label"] if "label" in found else found["tokens"])
+        for yielded in make(directory, batch, workers):
+            count = len(yielded["label"] if "label" in yielded else yielded["tokens"])
             now = time.perf_counter()
             if not first_at:
                 first_at, first_rows = now, count
@@ -497,7 +502,7 @@ def main(name, directory, batch, workers, least_seconds):
         passes += 1
     used = max(used, cpu_seconds() - cpu)
     peak.over = True
-    figures = {
+    return {
         "rows": rows,
         "passes": passes,
         "steady": steady_rows / steady_seconds,
@@ -506,8 +511,8 @@ def main(name, directory, batch, workers, least_seconds):
         "rows_per_cpu_s": rows / used,
         "peak_mb": (peak.bytes or before_bytes) / 2**20,
     }
-    print("FIGURES " + json.dumps(figures))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    name, directory, *numbers = sys.argv[1:]
+    print("FIGURES " + json.dumps(measure(name, directory, int(numbers[0]), int(numbers[1]), float(numbers[2]))))

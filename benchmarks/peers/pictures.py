@@ -24,8 +24,8 @@ LABELS = 10
 
 def photographs():
     """The source photographs, in OpenCV's channel order: blue, green, red."""
-    found = [getattr(skimage.data, name)() for name in NAMES] + sklearn.datasets.load_sample_images().images
-    return [np.ascontiguousarray(image[:, :, 2::-1]) for image in found]
+    photographs = [getattr(skimage.data, name)() for name in NAMES] + sklearn.datasets.load_sample_images().images
+    return [np.ascontiguousarray(image[:, :, 2::-1]) for image in photographs]
 
 
 def size(kind, rng):
@@ -54,12 +54,12 @@ def picture(kind, sources, rng):
 def main(directory, kind, rows):
     rng = np.random.default_rng(0)
     sources = photographs()
-    made = [picture(kind, sources, rng) for _ in range(min(rows, DIFFERENT[kind]))]
+    pictures = [picture(kind, sources, rng) for _ in range(min(rows, DIFFERENT[kind]))]
     for label in range(LABELS):
         (directory / "folder" / str(label)).mkdir(parents=True)
     for number in range(rows):
-        (directory / "folder" / str(number % LABELS) / f"{number:08}.jpg").write_bytes(made[number % len(made)])
-    print(f"{kind}: {np.percentile([len(one) for one in made], [10, 50, 90]) / 1024} KB")
+        (directory / "folder" / str(number % LABELS) / f"{number:08}.jpg").write_bytes(pictures[number % len(pictures)])
+    print(f"{kind}: {np.percentile([len(jpeg) for jpeg in pictures], [10, 50, 90]) / 1024} KB")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The contract of backends: one suite, run over each.
 
-To add a backend, add a function to `BACKENDS` that makes a backend. All machines of a backend are this machine, so processes
-are found by their ids and files by their paths.
+To add a backend, add a function to `BACKENDS` that makes a backend. All machines of a backend are this machine, so
+processes are found by their ids and files by their paths.
 """
 
 from __future__ import annotations
