@@ -3,15 +3,18 @@
     process = forks.start(["-m", "step.xla.process", words], environ)
     output, error = process.communicate()
 
-A fresh interpreter needs about five seconds of processor time to import torch, JAX and Footplate. A fork needs none.
+    ended = forks.run(ROOT / "examples" / "resume.py", cwd=tmp_path)
+    ended.returncode, ended.stdout, ended.stderr
+
+A fresh interpreter needs about five seconds of processor time to import torch, and JAX or Lightning. A fork needs none.
 Otherwise the program runs as in a fresh interpreter: as `__main__`, with its own arguments, environment and output, and
 with the end of an interpreter (exit handlers, `sys.last_value`). Some tests of each kind still start fresh interpreters.
 
 The order of events:
 
-1. The first call of `start` starts the server: this file, as a program. It imports `PACKAGES`.
+1. The first call starts a server for its packages: this file, as a program, which imports them.
 2. Each call sends one line to the server. The server forks, and answers with the fork's process id.
-3. The fork runs the program. When it ends, the server writes the exit status to a file.
+3. The fork runs the program, in a session of its own. When it ends, the server writes the exit status to a file.
 4. The server ends when its input ends, with the process that started it.
 """
 
@@ -32,12 +35,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-# No package that starts threads, since forks don't have them. JAX is imported, but it has started no devices. It has read
-# its own environment variables by then, so that a program's `JAX_…` variables have no effect.
-PACKAGES = (
+# No package that starts threads, since forks don't have them. So MLflow isn't here. JAX is imported, but it has started no
+# devices. It has read its own environment variables by then, so that a program's `JAX_…` variables have no effect.
+WITH_JAX = (
     "torch._dynamo",
     "torch.distributed",
     "footplate.training.trainer",
@@ -45,13 +49,35 @@ PACKAGES = (
     "footplate.step.xla.runtime.xla_step",
     "models.small",
 )
+WITH_LIGHTNING = (
+    "models",  # declares the operators that torchvision misses on CPU torch
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "lightning.pytorch",
+    "accelerate",
+    "psutil",
+    "rich.table",
+    "deltalake",
+    "pyarrow.parquet",
+    "footplate.training.trainer",
+    "footplate.data.loader",
+)
 TESTS = Path(__file__).parent
 
 
 class Process:
     """A program that runs. Its methods are those of `subprocess.Popen`."""
 
-    def __init__(self, arguments: Sequence[Any], environ: Mapping[str, str], one_output: bool) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[Any],
+        environ: Mapping[str, str],
+        cwd: Path,
+        one_output: bool,
+        packages: tuple[str, ...],
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         self._out, self._status = folder / "out", folder / "status"
@@ -59,11 +85,12 @@ class Process:
         for file in (self._out, self._error):
             file.touch()
         request = {
-            "arguments": [str(argument) for argument in arguments], "environ": {**environ}, "directory": str(Path.cwd()),
+            "arguments": [str(argument) for argument in arguments], "environ": {**environ}, "directory": str(cwd),
             "out": str(self._out), "error": str(self._error), "status": str(self._status),
         }  # fmt: skip
         self.returncode: int | None = None
-        self.pid = _server().fork(request)
+        self._server = _server(packages)
+        self.pid = self._server.fork(request)
 
     def poll(self) -> int | None:
         """Exit status, negative for a signal. None while the program runs."""
@@ -76,36 +103,68 @@ class Process:
         end = time.monotonic() + (float("inf") if timeout is None else timeout)
         while self.poll() is None:
             if time.monotonic() > end:
-                raise TimeoutError(f"process {self.pid} took more than {timeout} s:\n{self._error.read_text()}")
-            assert _server().runs(), "the server of forks has ended"
+                raise TimeoutError(f"process {self.pid} took more than {timeout:g} s:\n{self._error.read_text()}")
+            assert self._server.runs(), "the server of forks has ended"
             time.sleep(0.01)
         return self._out.read_text(), "" if self._error == self._out else self._error.read_text()
 
     def kill(self) -> None:
-        """Kill the program if it runs."""
+        """Kill the program and its session if it runs."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            _kill_session(self.pid)
 
 
-def start(arguments: Sequence[Any], environ: Mapping[str, str], *, one_output: bool = False) -> Process:
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended. A negative `returncode` is a signal."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def start(
+    arguments: Sequence[Any],
+    environ: Mapping[str, str],
+    *,
+    cwd: Path | None = None,
+    one_output: bool = False,
+    packages: tuple[str, ...] = WITH_JAX,
+) -> Process:
     """Start `python ARGUMENTS…`.
 
     Args:
         arguments: a script or `-m MODULE`, and the program's own arguments.
         environ: its environment variables.
+        cwd: its working directory. None for the present one.
         one_output: errors go where the output goes.
+        packages: the packages that it finds imported.
     """
-    return Process(arguments, environ, one_output)
+    return Process(arguments, environ, cwd or Path.cwd(), one_output, packages)
+
+
+def run(script: Path, *arguments: Any, cwd: Path | None = None, timeout_s: float = 560.0) -> Ended:
+    """Run a script in the present environment, with Lightning imported, and wait for its end.
+
+    Raises:
+        TimeoutError: it took more than `timeout_s`. It is killed, with its session.
+    """
+    process = start([script, *arguments], os.environ, cwd=cwd, packages=WITH_LIGHTNING)
+    try:
+        output, error = process.communicate(timeout_s)
+    finally:
+        process.kill()
+    return Ended(process.returncode, output, error)
 
 
 class _Server:
     """Handle of the server process."""
 
-    def __init__(self) -> None:
+    def __init__(self, packages: tuple[str, ...]) -> None:
         environ = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "WORLD_SIZE", "RANK")}
         path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, __file__, *packages], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**environ, "PYTHONPATH": path, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
         )  # fmt: skip
         atexit.register(self._close)
@@ -130,8 +189,8 @@ class _Server:
 
 
 @functools.cache
-def _server() -> _Server:
-    return _Server()
+def _server(packages: tuple[str, ...]) -> _Server:
+    return _Server(packages)
 
 
 def _serve(requests: TextIO, answers: TextIO) -> dict[str, Any] | None:
@@ -146,22 +205,23 @@ def _serve(requests: TextIO, answers: TextIO) -> dict[str, Any] | None:
                     continue
                 line = requests.readline()
                 if not line:
-                    _kill([other.data[0] for other in selector.get_map().values() if other.data is not None])
+                    for other in selector.get_map().values():
+                        if other.data is not None:
+                            _kill_session(other.data[0])
                     return None
                 request = json.loads(line)
                 fork = os.fork()
                 if fork == 0:
+                    os.setsid()
                     return request
                 selector.register(os.pidfd_open(fork), selectors.EVENT_READ, (fork, Path(request["status"])))
                 answers.write(f"{fork}\n")
                 answers.flush()
 
 
-def _kill(running: Sequence[int]) -> None:
-    """Kill forks that still run when the tests have ended."""
-    for fork in running:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(fork, signal.SIGKILL)
+def _kill_session(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _note_end(descriptor: int, fork: int, status: Path) -> None:
@@ -201,7 +261,7 @@ def _main() -> None:
     # Forks have their own input and output.
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for package in PACKAGES:
+    for package in sys.argv[1:]:
         importlib.import_module(package)
     gc.collect()
     gc.freeze()

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
-import warm
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -78,7 +78,7 @@ def unnamed_ratios(result: dict[str, Any]) -> list[str]:
 
 def quick_run(benchmark: str, file: Path, *more: str) -> tuple[dict[str, Any], str]:
     """Run a benchmark quickly. Return the JSON that it wrote and the text that it printed."""
-    ended = warm.run(BENCHMARKS / f"{benchmark}.py", "--quick", "--json", file, *more)
+    ended = forks.run(BENCHMARKS / f"{benchmark}.py", "--quick", "--json", file, *more)
     assert ended.returncode == 0, ended.stderr
     result = json.loads(file.read_text())
     assert unnamed_ratios(result) == []
@@ -204,7 +204,7 @@ def test_a_step_is_dearer_in_lightning_than_in_footplate(tmp_path: Path):
         "loops = ['raw loop', 'footplate bare', 'lightning bare']\n"
         "print(json.dumps(step_overhead.measure(loops, 3, 500, 0.0, quick=True)))"
     )
-    ended = warm.run(script)
+    ended = forks.run(script)
     assert ended.returncode == 0, ended.stderr
     rounds = json.loads(ended.stdout)
     raw, ours, theirs = (common.median(rounds[name], "cpu_us") for name in rounds)

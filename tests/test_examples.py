@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
-import warm
 
 ROOT = Path(__file__).parent.parent
 
 
 def run_example(name: str, directory: Path, *arguments: str) -> str:
     """Run an example in a directory of its own, on one core. Return its output."""
-    done = warm.run(ROOT / "examples" / name, *arguments, cwd=directory)
+    done = forks.run(ROOT / "examples" / name, *arguments, cwd=directory)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,20 +1,20 @@
-"""A script in a fork of the warm process runs as in a fresh interpreter."""
+"""A script in a fork of a process that has imported torch runs as in a fresh interpreter."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
+import forks
 import pytest
-import warm
 
 pytestmark = pytest.mark.slow
 
 
-def run(directory: Path, text: str, *arguments: str, **settings: float) -> warm.Ended:
+def run(directory: Path, text: str, *arguments: str, **settings: float) -> forks.Ended:
     script = directory / "script.py"
     script.write_text(text)
-    return warm.run(script, *arguments, cwd=directory, **settings)
+    return forks.run(script, *arguments, cwd=directory, **settings)
 
 
 def test_a_script_has_its_own_arguments_directory_environment_and_module(tmp_path: Path, monkeypatch):
@@ -31,7 +31,7 @@ def test_the_names_and_threads_of_one_script_are_not_in_the_next(tmp_path: Path)
 
 
 def test_an_exit_status_a_traceback_and_a_signal_are_reported(tmp_path: Path):
-    assert run(tmp_path, "import atexit, sys; atexit.register(print, 'the end'); sys.exit(3)") == warm.Ended(
+    assert run(tmp_path, "import atexit, sys; atexit.register(print, 'the end'); sys.exit(3)") == forks.Ended(
         3, "the end\n", ""
     )
     failed = run(tmp_path, "raise ValueError('wrong')")
