@@ -54,10 +54,9 @@ def saved_in(run: str | Place) -> list[Saved]:
     store = store_of(place)
     if store.kind(place) is None:
         raise CheckpointError(f"There is nothing at {place}. Give the directory of a run, or a checkpoint.")
-    is_one = place.name.endswith(checkpoint.SUFFIX) or store.read_marker(store.resolve(place)) is not None
 
     found = []
-    for path in [store.resolve(place)] if is_one else store.find(place):
+    for path in [store.resolve(place)] if is_checkpoint(place) else store.find(place):
         meta, fault = checkpoint.examine(path)
         if not fault and not meta.get("weights_only"):
             found.append(Saved(path, meta))
@@ -67,6 +66,13 @@ def saved_in(run: str | Place) -> list[Saved]:
             "shows what it has."
         )
     return sorted(found, key=lambda saved: saved.meta["created"])
+
+
+def is_checkpoint(run: str | Place) -> bool:
+    """Return True for the path of a checkpoint; False for a directory of a run."""
+    place = to_place(run)
+    store = store_of(place)
+    return place.name.endswith(checkpoint.SUFFIX) or store.read_marker(store.resolve(place)) is not None
 
 
 def batches_of(saved: Saved, step: int) -> StepBatches:
