@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bdb
+import contextlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,8 +47,10 @@ def run(name: str, argv: Sequence[str]) -> int:
 
     from footplate.replaying.replay import replay
 
+    # What the program of the run prints doesn't belong to the JSON.
     try:
-        found = replay(args.run, args.step, debug=args.debug)
+        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+            found = replay(args.run, args.step, debug=args.debug)
     except bdb.BdbQuit:
         return 0
     if args.output is not None:
@@ -120,7 +124,8 @@ def render(found: Replay) -> RenderableType:
 
     begin = "the beginning of the run" if found.checkpoint is None else found.checkpoint
     again = found.step - 1 - found.first_step
-    lines = [f"step {found.step:,} of epoch {found.epoch}, {again:,} steps after {begin}"]
+    steps = "1 step" if again == 1 else f"{again:,} steps"
+    lines = [f"step {found.step:,} of epoch {found.epoch}, {steps} after {begin}"]
     if found.begins_inside:
         lines.append("That checkpoint is between two batches of the step: only the later batches are here.")
     for rank, (batches, losses) in enumerate(zip(found.batches, found.losses, strict=True)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from footplate.cli.arguments import Parser, make_parser
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from footplate.replaying.step_rows import StepRows
+    from footplate.replaying.step_rows import Row, StepRows
 
 
 def parser(name: str) -> Parser:
@@ -56,19 +57,31 @@ def render(found: StepRows) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    several_loaders = len({row.loader for row in found.rows}) > 1
-    names = ["rank", "batch", *(["loader"] if several_loaders else []), "table", "version"]
+    tables = {row.loader: (row.table, row.version) for row in found.rows}
+    several_loaders = len(tables) > 1
+    names = ["rank", "batch", *(["loader"] if several_loaders else [])]
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("row group", "row", "row in file")]
     grid = Grid(*names, Column("file", overflow="fold"), *numbers, box=box.SIMPLE_HEAD)
+    folder = _folder_of(found.rows)
     for row in found.rows:
         loader = [str(row.loader)] if several_loaders else []
-        version = "" if row.version is None else str(row.version)
-        place = (row.file, str(row.row_group), str(row.row), str(row.row_in_file))
-        grid.add_row(*map(Text, (str(row.rank), str(row.batch), *loader, row.table, version, *place)))
+        place = (row.file.removeprefix(folder), str(row.row_group), str(row.row), str(row.row_in_file))
+        grid.add_row(*map(Text, (str(row.rank), str(row.batch), *loader, *place)))
 
     first, last = found.batches[0], found.batches[-1]
     batches = f"batch {first}" if first == last else f"batches {first} to {last}"
     ranks = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks"
     title = f"step {found.step:,}: {batches} of epoch {found.epoch} (all from 0), {ranks}, {len(found.rows):,} rows"
     planned = "The newest checkpoint is older than this step: these are the rows that the step has by the order of the run."
-    return Group(Text(title), grid, Text(planned if found.planned else ""))
+    lines = [title]
+    for loader, (table, version) in tables.items():
+        which = f"table of loader {loader}" if several_loaders else "table"
+        lines.append(f"{which}: {table}" + ("" if version is None else f", version {version}"))
+    lines += [f"files in {folder}"] if folder else []
+    return Group(*map(Text, lines), grid, *([Text(planned)] if found.planned else []))
+
+
+def _folder_of(rows: Sequence[Row]) -> str:
+    """Return the folder that holds the files of all rows, with a slash at the end; empty if they have none in common."""
+    folder = os.path.commonprefix([row.file for row in rows])
+    return folder[: folder.rfind("/") + 1]

@@ -11,6 +11,7 @@ from typing import Any
 
 from footplate import checkpoint
 from footplate.checkpoint.format import statefile
+from footplate.checkpoint.format.state_hash import is_hashed
 from footplate.checkpoint.run_state import Progress
 from footplate.checkpoint.step_history import StepBatches, StepHistory
 from footplate.checkpoint.storage import Place, store_of, to_place
@@ -36,9 +37,21 @@ class Saved:
 
     def outline(self) -> dict[str, Any]:
         """The state without its tensors."""
-        nbytes = self.meta["files"][checkpoint.STATE]["bytes"]
-        with store_of(self.path).open(self.path, checkpoint.STATE) as file:
-            return statefile.outline(file, nbytes, str(self.path)).tree
+        return self._header(checkpoint.STATE).tree
+
+    def checksums(self) -> dict[str, int]:
+        """The checksum of each tensor of the state that is hashed. A shard's name ends with that of its file."""
+        checksums = {}
+        for name in self.meta["files"]:
+            suffix = "" if name == checkpoint.STATE else f" of {name}"
+            for tensor, checksum in self._header(name).checksums.items():
+                if is_hashed(tensor):
+                    checksums[tensor + suffix] = checksum
+        return checksums
+
+    def _header(self, name: str) -> statefile.Outline:
+        with store_of(self.path).open(self.path, name) as file:
+            return statefile.outline(file, self.meta["files"][name]["bytes"], str(self.path))
 
 
 def saved_in(run: str | Place) -> list[Saved]:

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pkgutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,17 +26,11 @@ import torch
 from footplate.checkpoint.storage import Place
 from footplate.core import rng
 from footplate.core.errors import ConfigError
-from footplate.data.sources.delta_versions import pinned
 from footplate.replaying.recorded_run import Saved, batches_of, check_step, is_checkpoint, saved_in
+from footplate.replaying.retraining import ranks_of, rebuilt
 from footplate.replaying.step_recorder import StepRecorder
 from footplate.step.torch_internals import inside
-from footplate.tracking.silent import Silent
-from footplate.training.argument_checks import as_list
 from footplate.training.trainer import Trainer
-
-# Rebuilds a run of `footplate fit` from its directory. The command line is a layer above this one.
-REBUILD = "footplate.cli.rebuilding:rebuild"
-
 
 @dataclass(frozen=True)
 class Replay:
@@ -122,38 +114,21 @@ def replay(
             f"step {step}: {run} was saved after step {saved[0].global_step}. Give an earlier checkpoint, or the directory of "
             "the run."
         )
-    outline = saved[-1].outline()
-    with pinned(_versions(outline)):
-        if model is None:
-            settings, model, datamodule = _rebuilt(run, trainer)
-        else:
-            settings = {} if trainer is None else _settings(trainer)
-        return _replay(saved, outline, step, settings, model, train_dataloaders, val_dataloaders, datamodule, debug)
-
-
-def _replay(
-    saved: list[Saved],
-    outline: dict[str, Any],
-    step: int,
-    settings: dict[str, Any],
-    model: Any,
-    loaders: Any,
-    val_loaders: Any,
-    datamodule: Any,
-    debug: bool,
-) -> Replay:
+    newest = saved[-1].outline()
     start = _nearest(saved, step)
-    recorder = StepRecorder(step, outline.get("steps", {}).get("initial", ""))
-    with tempfile.TemporaryDirectory(prefix="footplate-replay-") as directory:
-        trainer = _make_trainer(settings, outline, recorder, directory)
-        _check_trainer(trainer, _ranks_of(saved[-1], step), debug)
-        with _stopping_in(inside(model), recorder) if debug else contextlib.nullcontext():
-            path = None if start is None else start.path
-            trainer.fit(model, loaders, val_loaders, datamodule, ckpt_path=path)  # type: ignore[arg-type]
+    recorder = StepRecorder(step, newest.get("steps", {}).get("initial", ""))
+    with rebuilt(run, newest, trainer, model, train_dataloaders, val_dataloaders, datamodule) as program:
+
+        def check(again: Trainer) -> None:
+            _check_trainer(again, _ranks_of(saved[-1], step), debug)
+
+        module = inside(program.model)
+        with _stopping_in(module, recorder) if debug else contextlib.nullcontext():
+            again = program.train(recorder, start, newest["seed"], check)
 
     if not recorder.done or recorder.first_step is None:
-        raise ConfigError(f"step {step}: training ended at step {trainer.global_step}, before it.")
-    _put_back(trainer, inside(model), recorder)
+        raise ConfigError(f"step {step}: training ended at step {again.global_step}, before it.")
+    _put_back(again, module, recorder)
     return Replay(
         step=step,
         epoch=recorder.epoch,
@@ -166,7 +141,7 @@ def _replay(
         checkpoint=None if start is None else str(start.path),
         first_step=recorder.first_step,
         begins_inside=recorder.begins_inside,
-        model=inside(model),
+        model=module,
     )
 
 
@@ -186,50 +161,8 @@ def _ranks_of(newest: Saved, step: int) -> int | None:
         return None
 
 
-def _versions(outline: dict[str, Any]) -> dict[str, int]:
-    """Return the version of each Delta table that the run trained on, by its address. A table of two versions is left out."""
-    versions: dict[str, set[int]] = {}
-    for loader in outline.get("steps", {}).get("loaders", []):
-        for part in loader.get("parts", [loader]):
-            table = part.get("table", {})
-            if table.get("source") and table["digest"]["version"] is not None:
-                versions.setdefault(table["source"], set()).add(table["digest"]["version"])
-    return {source: found.pop() for source, found in versions.items() if len(found) == 1}
-
-
-def _rebuilt(run: str | Place, trainer: Trainer | None) -> tuple[dict[str, Any], Any, Any]:
-    if trainer is not None:
-        raise ConfigError("replay(…, trainer): a trainer needs a model too. Pass what your script passes to trainer.fit().")
-    return pkgutil.resolve_name(REBUILD)(run)
-
-
-def _settings(trainer: Trainer) -> dict[str, Any]:
-    """Return the arguments of a trainer, with callbacks that were added to its list."""
-    config = trainer.run.config
-    own = {id(callback) for callback in trainer.own_callbacks}
-    added = [callback for callback in trainer.callbacks if id(callback) not in own]
-    return {**vars(config), "callbacks": [*as_list(config.callbacks), *added]}
-
-
-def _make_trainer(settings: dict[str, Any], outline: dict[str, Any], recorder: StepRecorder, directory: str) -> Trainer:
-    """Make a trainer with the arguments of the run that keeps nothing."""
-    changed: dict[str, Any] = {
-        "callbacks": [recorder, *as_list(settings.get("callbacks"))],
-        "logger": Silent(),
-        "default_root_dir": directory,
-        "seed": outline["seed"],
-        "enable_model_summary": False,
-        "profiler": None,
-        "max_time": None,
-        "max_restarts": 0,
-        "max_host_restarts": 0,
-        "min_devices": None,
-    }
-    return Trainer(**{**settings, **changed})
-
-
 def _check_trainer(trainer: Trainer, ranks: int | None, debug: bool) -> None:
-    asked = trainer.ranks_asked if trainer.run.placement.starts_ranks else trainer.world.size
+    asked = ranks_of(trainer)
     if trainer.accelerator.owns_weights:
         raise ConfigError(
             f'accelerator="{trainer.accelerator.name}": a step can\'t be replayed there, since its gradients exist only inside '

@@ -58,17 +58,9 @@ def write_checkpoint(
         raise ConfigError("There is nothing to save: this trainer has trained no model. Call trainer.fit(model) first.")
     if run.group.is_distributed:
         wait_for_save(run)
-    if run.make_loaders is not None and not weights_only:
-        run.ask_for_loaders()  # the loader's position is part of the state
-    state = run.state.state_dict(weights_only)
     # The disk that all ranks of a sharded model write to.
     shared = path if run.parallel.sharded and isinstance(path, Path) else None
-    if shared is None:
-        state = run.parallel.whole(state)
-    if run.group.is_distributed and not weights_only:
-        own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
-        state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
-    _call_save_hooks(run, state, weights_only)
+    state = collect_state(run, weights_only, whole=shared is None)
     joint = None
     if shared is not None:
         state, parts = cut_out(state)
@@ -84,6 +76,27 @@ def write_checkpoint(
         run.writer.save(state, path, meta, then, first=before)
     else:
         run.writer.complete(joint, state, meta, then, first=before)
+
+
+def collect_state(run: Run, weights_only: bool, whole: bool) -> dict[str, Any]:
+    """Return the state that a checkpoint holds, after the hooks of a save. All ranks call this.
+
+    Args:
+        run: the run.
+        weights_only: see `write_checkpoint`.
+        whole: gather sharded tensors.
+    """
+    assert run.state is not None
+    if run.make_loaders is not None and not weights_only:
+        run.ask_for_loaders()  # the loader's position is part of the state
+    state = run.state.state_dict(weights_only)
+    if whole:
+        state = run.parallel.whole(state)
+    if run.group.is_distributed and not weights_only:
+        own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
+        state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
+    _call_save_hooks(run, state, weights_only)
+    return state
 
 
 def _call_save_hooks(run: Run, state: dict[str, Any], weights_only: bool) -> None:
