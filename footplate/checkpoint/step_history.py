@@ -218,6 +218,7 @@ class StepHistory:
         Raises:
             ConfigError: the history doesn't know the step.
         """
+        self._look()
         stretches = [*self._stretches]
         if not stretches:
             raise ConfigError(

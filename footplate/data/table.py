@@ -323,10 +323,18 @@ class Table:
         source, digest = record["source"], Digest.from_state(record["digest"])
         if source is None:
             raise DataError(f"{digest.uri}: this table was in memory, so it can't be opened again.")
-        table = cls(source, version=digest.version)
-        table._filter = from_text(record["filter"])
-        table._splits = tuple(Split(*split) for split in record["splits"])
-        table.check_rows(digest)
+        try:
+            table = cls(source, version=digest.version)
+            table._filter = from_text(record["filter"])
+            table._splits = tuple(Split(*split) for split in record["splits"])
+            table.check_rows(digest)
+        except DataError as error:
+            if digest.version is None:
+                raise
+            raise DataError(
+                f"Version {digest.version} of {digest.uri}, which the run read, can't be opened. If the table was vacuumed, "
+                f"the files of earlier versions are gone. {error}"
+            ) from error
         return table
 
     def check_rows(self, digest: Digest) -> None:

@@ -29,6 +29,40 @@ from footplate.training.trainer import Trainer
 REBUILD = "footplate.cli.rebuilding:rebuild"
 
 
+class Retraining(Callback):
+    """The base of callbacks for a part of a run that is trained again.
+
+    Args:
+        initial: a hash of the weights that the run began with; empty if it isn't known.
+    """
+
+    saves_nothing = True
+
+    def __init__(self, initial: str) -> None:
+        self.initial = initial
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Check the weights, if training begins at the beginning of the run.
+
+        Raises:
+            ConfigError: they are others than those of the run.
+        """
+        if trainer.progress.batches or not self.initial:
+            return
+        own = trainer.run.state.steps.initial
+        if own and own != self.initial:
+            raise ConfigError(
+                "There is no checkpoint before this step, so training begins with new weights, and these are others than those "
+                "that the run began with. Seed them before the model is made, as in the run (fp.seed_everything(…)), and pass "
+                "a model that hasn't been trained."
+            )
+
+    def end(self, trainer: Any) -> None:
+        """Let training end after this step. All ranks call this at the same batch."""
+        trainer.max_steps = trainer.global_step
+        trainer.min_epochs = trainer.min_steps = None
+
+
 @dataclass(frozen=True)
 class Program:
     """The program of a run: what it passes to `Trainer` and to `Trainer.fit`.
@@ -45,12 +79,12 @@ class Program:
     datamodule: Any
 
     def train(
-        self, callback: Callback, start: Saved | None, seed: int, check: Callable[[Trainer], None] = lambda trainer: None
+        self, callback: Retraining, start: Saved | None, seed: int, check: Callable[[Trainer], None] = lambda trainer: None
     ) -> Trainer:
         """Train until a callback sets `trainer.max_steps`; return the trainer.
 
         Args:
-            callback: called first, or late if its `order` says so. It `saves_nothing`.
+            callback: called first, or late if its `order` says so.
             start: the checkpoint to begin from; None for the beginning of the run.
             seed: the run's seed.
             check: called with the trainer before it trains.

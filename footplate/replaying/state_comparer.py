@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from footplate.callbacks import Callback
 from footplate.checkpoint.format.shards import cut_out, file_name
 from footplate.checkpoint.format.state_hash import combined, is_hashed, state_hash
 from footplate.checkpoint.format.statefile import Snapshot
+from footplate.replaying.retraining import Retraining
 from footplate.training.saving import collect_state
 
 
@@ -36,17 +36,18 @@ class Target:
     checksums: dict[str, int] = field(default_factory=dict)
 
 
-class StateComparer(Callback):
+class StateComparer(Retraining):
     """Compares the state at each of some checkpoints, and ends training after the last one, or the first that differs.
 
     Args:
         targets: the checkpoints, by their batches.
+        initial: see `Retraining`.
     """
 
     order = 2
-    saves_nothing = True
 
-    def __init__(self, targets: list[Target]) -> None:
+    def __init__(self, targets: list[Target], initial: str = "") -> None:
+        super().__init__(initial)
         self.targets = targets
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -59,6 +60,7 @@ class StateComparer(Callback):
         self._compare(trainer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self._compare(trainer, last_time=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -79,8 +81,7 @@ class StateComparer(Callback):
                 target.checksums = {} if same else checksums
         differs = any(one.same is False for one in self.targets)
         if differs or all(one.same is not None for one in self.targets):
-            trainer.max_steps = trainer.global_step
-            trainer.min_epochs = trainer.min_steps = None
+            self.end(trainer)
 
 
 def _hash_of(trainer: Any, sharded: bool) -> tuple[str, dict[str, int]]:

@@ -16,21 +16,19 @@ from typing import Any
 
 import torch
 
-from footplate.callbacks import Callback
 from footplate.core import rng
-from footplate.core.errors import ConfigError
 from footplate.hardware.transfer import to_device
+from footplate.replaying.retraining import Retraining
 
 CPU = torch.device("cpu")
 
 
-class StepRecorder(Callback):
+class StepRecorder(Retraining):
     """Records one step, and ends training after it.
 
     Args:
         step: the optimizer step, from 1.
-        initial: the hash of the weights that the run began with, to compare if the replay begins at its beginning; empty if
-            it isn't known.
+        initial: see `Retraining`.
 
     Attributes:
         done: the step was recorded.
@@ -46,11 +44,9 @@ class StepRecorder(Callback):
         generators: the states of the generators when the first batch was handed to `training_step`.
     """
 
-    saves_nothing = True
-
     def __init__(self, step: int, initial: str = "") -> None:
+        super().__init__(initial)
         self.step = step
-        self.initial = initial
         self.done = False
         self.epoch = 0
         self.first_step: int | None = None
@@ -65,22 +61,23 @@ class StepRecorder(Callback):
 
         self._own_batches: list[Any] = []
         self._own_losses: list[torch.Tensor | None] = []
+        # The present batch is expected to make the step. With manual optimisation, this goes by the batch before.
+        self._due = False
+        self._steps_before, self._steps_of_batch = 0, 1
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.first_step = trainer.global_step
-        if trainer.global_step >= self.step:
-            raise ConfigError(
-                f"step {self.step}: the replay began at step {trainer.global_step}, after it. A callback of another run was "
-                "passed, or the module changes global_step."
-            )
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.progress.batches == 0:
-            self._check_initial(trainer)
-        if not self._is_next(trainer):
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        # With manual optimisation, a batch may make any number of steps. So each batch may be the one.
+        by_hand = not pl_module.automatic_optimization
+        if self.done or not (by_hand or self._is_next(trainer)):
             return
+        self._due = trainer.global_step + (self._steps_of_batch if by_hand else 1) >= self.step
+        self._steps_before = trainer.global_step
 
-        # A window begins. With manual optimisation, each batch counts as one.
+        # A window begins.
         accumulated = trainer.step.accumulated
         if not accumulated or not self._own_batches:
             self.begins_inside = bool(accumulated)
@@ -102,6 +99,7 @@ class StepRecorder(Callback):
         if self.done or not self._own_batches:
             return
         self._own_losses.append(_copied(_loss_of(outputs)))
+        self._steps_of_batch = max(1, trainer.global_step - self._steps_before)
         if trainer.global_step < self.step:
             return
 
@@ -109,12 +107,11 @@ class StepRecorder(Callback):
         self.done = True
         self.batches = trainer.group.gather_to_first(self._own_batches)
         self.losses = trainer.group.gather_to_first(self._own_losses)
-        trainer.max_steps = trainer.global_step
-        trainer.min_epochs = trainer.min_steps = None
+        self.end(trainer)
 
     def under_debugger(self, training_step: Callable[..., Any], *arguments: Any) -> Any:
         """Call `training_step`, in the debugger if this is a batch of the step."""
-        if self.done or not self._own_batches:
+        if self.done or not self._due:
             return training_step(*arguments)
         return pdb.Pdb().runcall(training_step, *arguments)
 
@@ -130,15 +127,6 @@ class StepRecorder(Callback):
         states = [optimizer.state_dict() for optimizer in trainer.optimizers]
         self.optimizer_states = _copied(parallel.whole(states))
         self.generators = rng.capture(trainer.run.device)
-
-    def _check_initial(self, trainer: Any) -> None:
-        own = trainer.run.state.steps.initial
-        if self.initial and own and own != self.initial:
-            raise ConfigError(
-                f"step {self.step}: there is no checkpoint before it, so the replay begins with new weights, and these are "
-                "others than those that the run began with. Seed them before the model is made, as in the run "
-                "(fp.seed_everything(…)), and pass a model that hasn't been trained."
-            )
 
 
 def _copied(value: Any) -> Any:

@@ -100,7 +100,7 @@ def verify(
     targets = [Target(one.meta["batches"], one.meta["state_hash"], len(one.meta["files"]) > 1) for one in after]
     newest = max(saved, key=lambda one: one.meta["created"]).outline()
 
-    comparer = StateComparer(targets)
+    comparer = StateComparer(targets, newest.get("steps", {}).get("initial", ""))
     with rebuilt(run, newest, trainer, model, train_dataloaders, val_dataloaders, datamodule) as program:
         again = program.train(comparer, start, newest["seed"])
 
