@@ -124,7 +124,7 @@ def replay(
 
         module = inside(program.model)
         with _stopping_in(module, recorder) if debug else contextlib.nullcontext():
-            again = program.train(recorder, start, newest["seed"], check)
+            again = program.train([recorder], start, newest["seed"], check)
 
     if not recorder.done or recorder.first_step is None:
         raise ConfigError(f"step {step}: training ended at step {again.global_step}, before it.")

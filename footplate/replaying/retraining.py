@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pkgutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,10 +57,11 @@ class Retraining(Callback):
                 "a model that hasn't been trained."
             )
 
-    def end(self, trainer: Any) -> None:
-        """Let training end after this step. All ranks call this at the same batch."""
-        trainer.max_steps = trainer.global_step
-        trainer.min_epochs = trainer.min_steps = None
+
+def end_here(trainer: Any) -> None:
+    """Let training end after this step. All ranks call this at the same batch."""
+    trainer.max_steps = trainer.global_step
+    trainer.min_epochs = trainer.min_steps = None
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,22 @@ class Program:
     datamodule: Any
 
     def train(
-        self, callback: Retraining, start: Saved | None, seed: int, check: Callable[[Trainer], None] = lambda trainer: None
+        self,
+        callbacks: Sequence[Callback],
+        start: Saved | None,
+        seed: int,
+        check: Callable[[Trainer], None] = lambda trainer: None,
     ) -> Trainer:
-        """Train until a callback sets `trainer.max_steps`; return the trainer.
+        """Train until a callback calls `end_here`; return the trainer.
 
         Args:
-            callback: called first, or late if its `order` says so.
+            callbacks: called before those of the run, or late if their `order` says so. One of them `saves_nothing`.
             start: the checkpoint to begin from; None for the beginning of the run.
             seed: the run's seed.
             check: called with the trainer before it trains.
         """
         changed: dict[str, Any] = {
-            "callbacks": [callback, *as_list(self.settings.get("callbacks"))],
+            "callbacks": [*callbacks, *as_list(self.settings.get("callbacks"))],
             "logger": Silent(),
             "seed": seed,
             "enable_model_summary": False,

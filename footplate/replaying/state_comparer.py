@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from footplate.callbacks import Callback
 from footplate.checkpoint.format.shards import cut_out, file_name
 from footplate.checkpoint.format.state_hash import combined, is_hashed, state_hash
 from footplate.checkpoint.format.statefile import Snapshot
-from footplate.replaying.retraining import Retraining
+from footplate.replaying.retraining import Retraining, end_here
 from footplate.training.saving import collect_state
 
 
@@ -36,37 +37,39 @@ class Target:
     checksums: dict[str, int] = field(default_factory=dict)
 
 
-class StateComparer(Retraining):
+class StateComparer(Callback):
     """Compares the state at each of some checkpoints, and ends training after the last one, or the first that differs.
 
     Args:
         targets: the checkpoints, by their batches.
-        initial: see `Retraining`.
     """
 
+    # As late as the callbacks that save.
     order = 2
+    saves_nothing = True
 
-    def __init__(self, targets: list[Target], initial: str = "") -> None:
-        super().__init__(initial)
+    def __init__(self, targets: list[Target]) -> None:
         self.targets = targets
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._compare(trainer)
+        self.compare(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._compare(trainer)
+        self.compare(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._compare(trainer)
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        self._compare(trainer, last_time=True)
+        self.compare(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._compare(trainer, last_time=True)
+        self.compare(trainer, last_time=True)
 
-    def _compare(self, trainer: Any, last_time: bool = False) -> None:
+    def compare(self, trainer: Any, last_time: bool = False) -> None:
+        """Compare the state with the checkpoints of this batch.
+
+        Args:
+            trainer: the trainer.
+            last_time: the state doesn't change any more before the next batch.
+        """
         if not trainer.training_in_progress:
             return
         due = [one for one in self.targets if one.same is None and one.batches == trainer.progress.batches]
@@ -81,7 +84,24 @@ class StateComparer(Retraining):
                 target.checksums = {} if same else checksums
         differs = any(one.same is False for one in self.targets)
         if differs or all(one.same is not None for one in self.targets):
-            self.end(trainer)
+            end_here(trainer)
+
+
+class BeforeBatch(Retraining):
+    """Compares once more before the next batch. Late callbacks aren't called then.
+
+    Args:
+        initial: see `Retraining`.
+        comparer: the callback that compares.
+    """
+
+    def __init__(self, initial: str, comparer: StateComparer) -> None:
+        super().__init__(initial)
+        self._comparer = comparer
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self._comparer.compare(trainer, last_time=True)
 
 
 def _hash_of(trainer: Any, sharded: bool) -> tuple[str, dict[str, int]]:

@@ -18,7 +18,7 @@ import torch
 
 from footplate.core import rng
 from footplate.hardware.transfer import to_device
-from footplate.replaying.retraining import Retraining
+from footplate.replaying.retraining import Retraining, end_here
 
 CPU = torch.device("cpu")
 
@@ -107,7 +107,7 @@ class StepRecorder(Retraining):
         self.done = True
         self.batches = trainer.group.gather_to_first(self._own_batches)
         self.losses = trainer.group.gather_to_first(self._own_losses)
-        self.end(trainer)
+        end_here(trainer)
 
     def under_debugger(self, training_step: Callable[..., Any], *arguments: Any) -> Any:
         """Call `training_step`, in the debugger if this is a batch of the step."""

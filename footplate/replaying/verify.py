@@ -17,7 +17,7 @@ from footplate.checkpoint.storage import Place
 from footplate.core.errors import ConfigError
 from footplate.replaying.recorded_run import Saved, saved_in
 from footplate.replaying.retraining import rebuilt
-from footplate.replaying.state_comparer import StateComparer, Target
+from footplate.replaying.state_comparer import BeforeBatch, StateComparer, Target
 from footplate.training.trainer import Trainer
 
 
@@ -100,9 +100,10 @@ def verify(
     targets = [Target(one.meta["batches"], one.meta["state_hash"], len(one.meta["files"]) > 1) for one in after]
     newest = max(saved, key=lambda one: one.meta["created"]).outline()
 
-    comparer = StateComparer(targets, newest.get("steps", {}).get("initial", ""))
+    comparer = StateComparer(targets)
+    before_batch = BeforeBatch(newest.get("steps", {}).get("initial", ""), comparer)
     with rebuilt(run, newest, trainer, model, train_dataloaders, val_dataloaders, datamodule) as program:
-        again = program.train(comparer, start, newest["seed"])
+        again = program.train([before_batch, comparer], start, newest["seed"])
 
     compared, skipped = [], []
     for one, target in zip(after, comparer.targets, strict=True):
