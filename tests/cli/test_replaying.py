@@ -22,14 +22,16 @@ trainer:
 
 
 @pytest.fixture
-def run_dir(footplate, project) -> Path:
-    """A run on version 0 of a Delta table, which has a later version now."""
-    rows = pq.read_table(next(iter(sorted(project.rglob("*.parquet")))))
-    write_deltalake(str(project / "lake"), rows)
-    (project / "run.yaml").write_text(FIT)
+def run_dir(footplate, project, tmp_path, monkeypatch) -> Path:
+    """A run on version 0 of a Delta table, which has a later version now, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flowers.py").write_text((project / "flowers.py").read_text())
+    rows = pq.read_table(project / "rows.parquet")
+    write_deltalake("lake", rows)
+    Path("run.yaml").write_text(FIT)
     assert footplate("fit", "--config", "run.yaml").code == 0
-    write_deltalake(str(project / "lake"), rows.slice(0, 10), mode="append")
-    return project / "run"
+    write_deltalake("lake", rows.slice(0, 10), mode="append")
+    return Path("run")
 
 
 def test_rows_are_shown(footplate, run_dir):
@@ -86,8 +88,8 @@ def test_mistakes_are_one_message(footplate, run_dir, arguments, message):
     assert message in found.err and "Traceback" not in found.err
 
 
-def test_a_vacuumed_version_is_one_message(footplate, run_dir, project):
-    write_deltalake(str(project / "lake"), pq.read_table(next(iter(sorted((project / "lake").glob("*.parquet"))))), mode="overwrite")
-    DeltaTable(str(project / "lake")).vacuum(0, dry_run=False, enforce_retention_duration=False)
+def test_a_vacuumed_version_is_one_message(footplate, run_dir):
+    write_deltalake("lake", DeltaTable("lake").to_pyarrow_table(), mode="overwrite")
+    DeltaTable("lake").vacuum(0, dry_run=False, enforce_retention_duration=False)
     found = footplate("rows", "run", "--step", "1")
     assert found.code == 2 and "Version 0 of lake" in found.err
