@@ -3,8 +3,8 @@
     python benchmarks/replay.py --json benchmarks/results/replay.json
 
 Each run has a random model (dense or convolutional, with dropout and batch norm, several optimizers, precisions and
-schedules), a random table (filter, split, deleted rows), accumulation, clipping, validation, and one to three attempts. Every
-sixth run has two ranks. The module notes the ids, the losses and the gradients of each step.
+schedules), a random table (filter, split, deleted rows), accumulation, clipping, validation, and one to three attempts.
+Every sixth run has two ranks. The module notes the ids, the losses and the gradients of each step.
 
     replays, replay_differs      steps of these runs, replayed; differing means that the batch, the loss or a gradient has
                                  another bit
@@ -77,7 +77,9 @@ class Net(fp.Module):
         self.log("val_loss", self.loss(batch))
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        self.note("gradients", {name: digits(one.grad) for name, one in self.named_parameters() if one.grad is not None})
+        self.note(
+            "gradients", {name: digits(one.grad) for name, one in self.named_parameters() if one.grad is not None}
+        )
 
     def note(self, name: str, value: Any) -> None:
         """Append a line to the file of this rank."""
@@ -152,9 +154,7 @@ class Plan:
             logger=False,
         )
         notes.mkdir(exist_ok=True)
-        data = fp.Loader(
-            self.table, self.batch_size, shuffle=self.shuffle, drop_last=self.drop_last, seed=self.seed
-        )
+        data = fp.Loader(self.table, self.batch_size, shuffle=self.shuffle, drop_last=self.drop_last, seed=self.seed)
         return trainer, self.model(notes), data, fp.Loader(self.table, self.batch_size)
 
     def seen(self, notes: Path) -> dict[int, list[dict[str, Any]]]:
@@ -278,24 +278,19 @@ def cost_of_hash(megabytes: int) -> tuple[float, float]:
     snapshot = Snapshot()
     snapshot.take(state)
 
-    def seconds(work: Callable[[], object]) -> float:
+    rounds = []
+    for _ in range(5):
         start = time.process_time()
-        work()
-        return time.process_time() - start
-
-    with tempfile.TemporaryDirectory() as directory:
-
-        def write() -> None:
-            with (Path(directory) / "state").open("wb", buffering=0) as file:
-                frozen.write(file)
-
-        rounds = []
-        for _ in range(5):
-            began = time.process_time()
-            frozen = snapshot.take(state)
-            copied = time.process_time() - began
-            hashing = seconds(lambda: state_hash(frozen.tree, frozen.checksums()))
-            rounds.append((hashing, hashing / (copied + seconds(write) - hashing)))
+        frozen = snapshot.take(state)
+        copied = time.process_time()
+        state_hash(frozen.tree, frozen.checksums())
+        hashed = time.process_time()
+        with tempfile.TemporaryFile(buffering=0) as file:
+            frozen.write(file)
+        written = time.process_time()
+        # Writing hashes too.
+        hashing = hashed - copied
+        rounds.append((hashing, hashing / (copied - start + written - hashed - hashing)))
     hashed, share = (sorted(values)[len(rounds) // 2] for values in zip(*rounds, strict=True))
     return hashed / (count * 4 * 2**20 / 1e9), share
 

@@ -7,8 +7,9 @@ The history keeps these as *stretches*. A stretch is a position of the run, and 
     epoch 0, batch 0, step 0     100 batches an epoch, 2 for each step, 4 ranks, loader 0
     epoch 3, batch 40, step 170  100 batches an epoch, 2 for each step, 2 ranks, loader 0       resumed on fewer ranks
 
-Each epoch and each attempt begins with a call of `note`. It adds a stretch only if the run has left the rule: another number
-of ranks, another loader, an epoch that ended early, batches that made no step. So most runs have one stretch for all epochs.
+Each epoch and each attempt begins with a call of `note`. It adds a stretch only if the run has left the rule: another
+number of ranks, another loader, an epoch that ended early, batches that made no step. So most runs have one stretch for all
+epochs.
 
 `find` goes back from a step to its batches. If batches of an epoch made no step (`training_step` returned None), it isn't
 known which, and `find` raises an error for the steps of that epoch.
@@ -19,12 +20,14 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from footplate.core.errors import ConfigError
 from footplate.core.hashing import hashed
@@ -126,9 +129,18 @@ def hash_weights(module: torch.nn.Module) -> str:
 
     A replay that begins with new weights compares it, since an unseeded model has other weights each time.
     """
-    tensors = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-    plain = (type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_meta for tensor in tensors.values())
-    return hashed(tensors) if all(plain) else ""
+    named = (*module.named_parameters(), *module.named_buffers())
+    if any(is_lazy(tensor) for _, tensor in named):
+        return ""
+    tensors = {name: tensor.detach() for name, tensor in named}
+    if not all(type(one) is Tensor and one.layout is torch.strided and not one.is_meta for one in tensors.values()):
+        return ""
+    return hashed([[name, str(one.dtype), str(tuple(one.shape)), _checksum(one)] for name, one in tensors.items()])
+
+
+def _checksum(tensor: Tensor) -> int:
+    flat = tensor.cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy()) if tensor.numel() else 0  # pyright: ignore[reportArgumentType]
 
 
 class StepHistory:
@@ -168,7 +180,9 @@ class StepHistory:
         if loader is not self._loader:
             self._use(loader, describe)
         count = int(total) if math.isfinite(total) else 0
-        stretch = Stretch(**vars(position), total=count, accumulate=accumulate, ranks=ranks, loader=len(self._loaders) - 1)
+        stretch = Stretch(
+            **vars(position), total=count, accumulate=accumulate, ranks=ranks, loader=len(self._loaders) - 1
+        )
 
         last = self._stretches[-1] if self._stretches else None
         if last is not None and last.rule == stretch.rule and last.leads_to(position):
@@ -270,7 +284,10 @@ def _check_known(step: int, epoch: int, stop: int, stretch: Stretch, following: 
     last = position.epoch if position.batch_idx else position.epoch - 1
     start = stretch.start_of(last)
     batches, steps = position.batches - start.batches, position.global_step - start.global_step
-    ended_early = batches < stretch.total and steps in (batches // stretch.accumulate, -(-batches // stretch.accumulate))
+    ended_early = batches < stretch.total and steps in (
+        batches // stretch.accumulate,
+        -(-batches // stretch.accumulate),
+    )
     if epoch < last or (epoch == last and ended_early and stop <= batches):
         return
     raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ def rebuild(run: str | Path) -> tuple[dict[str, Any], Any, Any]:
     from footplate.core.rng import seed_everything
 
     config_path = _config_of(run)
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, str(Path.cwd()))
     fit_parser = parser("fit")
     config = parse(fit_parser, ["--config", str(config_path)])
     if config.seed_everything is not False:
@@ -45,6 +43,6 @@ def _config_of(run: str | Path) -> Path:
         if (folder / CONFIG).is_file():
             return folder / CONFIG
     raise ConfigError(
-        f"{run}: there is no {CONFIG}, so a script made this run, which only the script can rebuild. Replay the step there, "
+        f"{run}: there is no {CONFIG}, so a script made this run, which only the script can rebuild. Call it there, "
         "with what it passes to trainer.fit(): fp.replay(run, step, trainer, model, loader)."
     )

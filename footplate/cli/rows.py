@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from os.path import commonpath
 from typing import TYPE_CHECKING
 
 from footplate.cli.arguments import Parser, make_parser
@@ -20,8 +20,8 @@ def parser(name: str) -> Parser:
     """Make the parser of `rows`."""
     parser = make_parser(
         name,
-        "Show which rows of a table a step of a training had: table, version, file and row, for each rank. They follow from "
-        "the run's checkpoint, so nothing has to be logged.",
+        "Show which rows of a table a step of a training had: table, version, file and row, for each rank. They follow "
+        "from the run's checkpoint, so nothing has to be logged.",
     )
     parser.add_argument("run", help="the directory of a run, or one of its checkpoints; a path or a URI")
     parser.add_argument("--step", type=int, required=True, help="the optimizer step; the first one is 1")
@@ -72,7 +72,9 @@ def render(found: StepRows) -> RenderableType:
     batches = f"batch {first}" if first == last else f"batches {first} to {last}"
     ranks = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks"
     title = f"step {found.step:,}: {batches} of epoch {found.epoch} (all from 0), {ranks}, {len(found.rows):,} rows"
-    planned = "The newest checkpoint is older than this step: these are the rows that the step has by the order of the run."
+    planned = (
+        "The newest checkpoint is older than this step: these are the rows that the step has by the order of the run."
+    )
     lines = [title]
     for loader, (table, version) in tables.items():
         which = f"table of loader {loader}" if several_loaders else "table"
@@ -83,5 +85,5 @@ def render(found: StepRows) -> RenderableType:
 
 def _folder_of(rows: Sequence[Row]) -> str:
     """Return the folder that holds the files of all rows, with a slash at the end; empty if they have none in common."""
-    folder = os.path.commonprefix([row.file for row in rows])
+    folder = commonpath([row.file for row in rows])
     return folder[: folder.rfind("/") + 1]

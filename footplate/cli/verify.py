@@ -21,16 +21,16 @@ def parser(name: str) -> Parser:
     """Make the parser of `verify`."""
     parser = make_parser(
         name,
-        "Train a stretch of a run of `footplate fit` again, and name the first checkpoint whose state differs. Start it where "
-        "the run was started. The run's directory stays as it is. The exit code is 1 if a state differs.",
+        "Train a stretch of a run of `footplate fit` again, and name the first checkpoint whose state differs. Start it "
+        "where the run was started. The run's directory stays as it is. The exit code is 1 if a state differs.",
     )
     parser.add_argument("run", help="the directory of a run; a path or a URI")
     parser.add_argument(
         "--from",
         dest="first",
         type=int,
-        help="begin from the newest checkpoint at or before this step; 0 begins with new weights; by default from the oldest "
-        "checkpoint that has a later one",
+        help="begin from the newest checkpoint at or before this step; 0 begins with new weights; by default from the "
+        "oldest checkpoint that has a later one",
     )
     parser.add_argument("--to", dest="last", type=int, help="compare the checkpoints up to this step; by default all")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -332,8 +332,8 @@ class Table:
             if digest.version is None:
                 raise
             raise DataError(
-                f"Version {digest.version} of {digest.uri}, which the run read, can't be opened. If the table was vacuumed, "
-                f"the files of earlier versions are gone. {error}"
+                f"Version {digest.version} of {digest.uri}, which the run read, can't be opened. If the table was "
+                f"vacuumed, the files of earlier versions are gone. {error}"
             ) from error
         return table
 

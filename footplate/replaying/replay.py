@@ -32,6 +32,7 @@ from footplate.replaying.step_recorder import StepRecorder
 from footplate.step.torch_internals import inside
 from footplate.training.trainer import Trainer
 
+
 @dataclass(frozen=True)
 class Replay:
     """A step that was trained again. All tensors are copies on the CPU.
@@ -111,8 +112,8 @@ def replay(
     saved = saved_in(run)
     if is_checkpoint(run) and saved[0].global_step >= step:
         raise ConfigError(
-            f"step {step}: {run} was saved after step {saved[0].global_step}. Give an earlier checkpoint, or the directory of "
-            "the run."
+            f"step {step}: {run} was saved after step {saved[0].global_step}. Give an earlier checkpoint, or the directory "
+            "of the run."
         )
     newest = saved[-1].outline()
     start = _nearest(saved, step)
@@ -165,13 +166,13 @@ def _check_trainer(trainer: Trainer, ranks: int | None, debug: bool) -> None:
     asked = ranks_of(trainer)
     if trainer.accelerator.owns_weights:
         raise ConfigError(
-            f'accelerator="{trainer.accelerator.name}": a step can\'t be replayed there, since its gradients exist only inside '
-            "the compiled program. `footplate rows` names its rows."
+            f'accelerator="{trainer.accelerator.name}": a step can\'t be replayed there, since its gradients exist only '
+            "inside the compiled program. `footplate rows` names its rows."
         )
     if ranks is not None and ranks != asked:
         raise ConfigError(
-            f"The step was made by {ranks} ranks, and this trainer has {asked}, so the sums would be rounded in another way. "
-            f"Use devices={ranks}."
+            f"The step was made by {ranks} ranks, and this trainer has {asked}, so the sums would be rounded "
+            f"in another way. Use devices={ranks}."
         )
     if debug and asked > 1:
         raise ConfigError(

@@ -3,8 +3,8 @@
 A run of `footplate fit` is rebuilt from its configuration. Delta tables that the configuration names without a version are
 opened at the version that the run read. A script rebuilds its run itself, and passes trainer, model and loaders.
 
-Training runs in a temporary directory, with silent loggers and without the callbacks that save. Everything else is as in the
-run: its seed, validations, schedulers and callbacks may all decide how it continues.
+Training runs in a temporary directory, with silent loggers and without the callbacks that save. Everything else is as in
+the run: its seed, validations, schedulers and callbacks may all decide how it continues.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Retraining(Callback):
         own = trainer.run.state.steps.initial
         if own and own != self.initial:
             raise ConfigError(
-                "There is no checkpoint before this step, so training begins with new weights, and these are others than those "
-                "that the run began with. Seed them before the model is made, as in the run (fp.seed_everything(…)), and pass "
-                "a model that hasn't been trained."
+                "There is no checkpoint before this step, so training begins with new weights, and these are others than "
+                "those that the run began with. Seed them before the model is made, as in the run "
+                "(fp.seed_everything(…)), and pass a model that hasn't been trained."
             )
 
 
@@ -139,7 +139,9 @@ def rebuilt(
     """
     with pinned(_versions(newest)):
         if model is None and trainer is not None:
-            raise ConfigError("There is a trainer and no model: pass everything that your script passes to trainer.fit().")
+            raise ConfigError(
+                "There is a trainer and no model: pass everything that your script passes to trainer.fit()."
+            )
         if model is None:
             yield Program(*_rebuild(run))
         else:
@@ -158,7 +160,7 @@ def ranks_of(trainer: Trainer) -> int:
 
 
 def _versions(outline: dict[str, Any]) -> dict[str, int]:
-    """Return the version of each Delta table that the run trained on, by its address. A table of two versions is left out."""
+    """Return the version of each Delta table that the run trained on, by its address, if it is the same for all epochs."""
     versions: dict[str, set[int]] = {}
     for loader in outline.get("steps", {}).get("loaders", []):
         for part in loader.get("parts", [loader]):

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from footplate.checkpoint.storage import Place
 from footplate.checkpoint.step_history import StepBatches
+from footplate.checkpoint.storage import Place
 from footplate.core.errors import ConfigError
 from footplate.data.adapters.training_combination import epoch_of_pass
 from footplate.data.digest import Digest
@@ -120,8 +120,8 @@ def _parts_of(settings: dict[str, Any]) -> list[dict[str, Any]]:
         if part["kind"] != "table":
             name = part.get("name", "a combination of loaders inside another one")
             raise ConfigError(
-                f"The rows of this run can't be named: they came from {name}, whose order is that of its own code. Rows of a "
-                "footplate.data.Loader can be named. `footplate replay` gives the batch itself."
+                f"The rows of this run can't be named: they came from {name}, whose order is that of its own code. Rows of "
+                "a footplate.data.Loader can be named. `footplate replay` gives the batch itself."
             )
     return parts
 

@@ -82,8 +82,8 @@ def verify(
 
     Args:
         run: the run's directory.
-        first: begin from the newest checkpoint at or before this step, or from the beginning of the run; by default from the
-            oldest checkpoint that has a later one.
+        first: begin from the newest checkpoint at or before this step, or from the beginning of the run; by default from
+            the oldest checkpoint that has a later one.
         last: compare the checkpoints up to this step; by default all.
         trainer: see `replay`; the others likewise.
         model: see `replay`.
@@ -114,9 +114,12 @@ def verify(
             compared.append(Compared(str(one.path), one.global_step, target.same, differing))
     if not compared or (skipped and all(one.same for one in compared)):
         raise ConfigError(
-            f"{run}: training ended at step {again.global_step}, before {skipped[0]}. Use the trainer's arguments of the run."
+            f"{run}: training ended at step {again.global_step}, before {skipped[0]}. Use the trainer's arguments of the "
+            "run."
         )
-    return Verification(None if start is None else str(start.path), start.global_step if start else 0, compared, skipped)
+    return Verification(
+        None if start is None else str(start.path), start.global_step if start else 0, compared, skipped
+    )
 
 
 def _stretch(saved: list[Saved], first: int | None, last: int | None, run: str) -> tuple[Saved | None, list[Saved]]:
@@ -139,7 +142,9 @@ def _stretch(saved: list[Saved], first: int | None, last: int | None, run: str) 
     after = [one for one in saved if one.meta["batches"] > begun and (last is None or one.global_step <= last)]
     if not after:
         steps = ", ".join(str(one.global_step) for one in saved)
-        raise ConfigError(f"{run}: there is no checkpoint to compare in this stretch. The run has those of the steps {steps}.")
+        raise ConfigError(
+            f"{run}: there is no checkpoint to compare in this stretch. The run has those of the steps {steps}."
+        )
     hashed = [one for one in after if one.meta.get("state_hash")]
     if not hashed:
         raise ConfigError(

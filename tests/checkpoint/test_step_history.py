@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.checkpoint.step_history import Position, StepHistory
+from footplate.checkpoint.step_history import Position, StepHistory, hash_weights
 from footplate.core.errors import ConfigError
 
 PIECES = st.lists(
@@ -93,16 +94,17 @@ def test_the_batches_of_every_step_are_found_unless_some_made_no_step(total, acc
         elif event == "end epoch" and run.batch_idx and not run.window:
             run.next_epoch()
 
-    found = {}
+    found, unknown = {}, []
     for step in run.steps:
         try:
             batches = run.history.find(step, run.position)
-        except ConfigError as error:
-            assert run.has_skipped, error
+        except ConfigError:
+            unknown.append(step)
             continue
         found[step] = batches.epoch, range(batches.first, batches.stop), batches.ranks
         assert not batches.planned
     assert found == {step: run.steps[step] for step in found}
+    assert run.has_skipped or not unknown
 
 
 def test_regular_epochs_need_one_stretch():
@@ -135,3 +137,12 @@ def test_a_checkpoint_of_an_earlier_version_has_no_history():
     with pytest.raises(ConfigError, match="begins after step 3"):
         history.find(3, Position(0, 3, 3, 3))
     assert history.find(4, Position(0, 3, 3, 3)).first == 3
+
+
+def test_the_hash_of_weights_tells_one_bit_and_leaves_out_tensors_without_bytes():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(torch.bfloat16)
+    before = hash_weights(module)
+    assert before == hash_weights(module) != ""
+    module[0].weight.detach().view(torch.int16)[1, 2] ^= 1
+    assert hash_weights(module) != before
+    assert hash_weights(torch.nn.LazyLinear(2)) == hash_weights(torch.nn.Linear(2, 2, device="meta")) == ""

@@ -39,14 +39,17 @@ def test_rows_are_shown(footplate, run_dir):
     assert (found["step"], found["epoch"], found["batches"], found["ranks"]) == (5, 0, [4], 1)
     assert {(row["table"], row["version"], row["rank"]) for row in found["rows"]} == {("lake", 0, 0)}
     shown = footplate("rows", "run", "--step", "5").out
-    assert "step 5: batch 4 of epoch 0" in shown and "table: lake, version 0" in shown
+    assert "step 5: batch 4 of epoch 0" in shown
+    assert "table: lake, version 0" in shown
     assert all(f" {row['row_in_file']} " in f"{shown} " for row in found["rows"])
     assert "older than this step" in footplate("rows", "run", "--step", "999").out
 
 
 def test_a_replay_of_a_fit_is_rebuilt_from_its_configuration(footplate, run_dir):
     shown = footplate("replay", "run", "--step", "6", "--output", "step.pt")
-    assert shown.code == 0 and "net.weight" in shown.out and "1 step after run/checkpoints/epoch=0-step=4.ckpt" in shown.out
+    assert shown.code == 0
+    assert "net.weight" in shown.out
+    assert "1 step after run/checkpoints/epoch=0-step=4.ckpt" in shown.out
     written = torch.load("step.pt", weights_only=True)
     assert (written["step"], written["batch_indices"], len(written["batches"][0][0]["y"])) == (6, [5], 8)
 
@@ -59,7 +62,8 @@ def test_a_replay_of_a_fit_is_rebuilt_from_its_configuration(footplate, run_dir)
 
 def test_a_fit_is_verified(footplate, run_dir):
     found = footplate("verify", "run", "--from", "4")
-    assert found.code == 0 and "All states are the same." in found.out
+    assert found.code == 0
+    assert "All states are the same." in found.out
     steps = [one["step"] for one in json.loads(footplate("verify", "run", "--json", "--to", "8").out)["compared"]]
     assert steps == [8]
 
@@ -67,7 +71,9 @@ def test_a_fit_is_verified(footplate, run_dir):
     config = (run_dir / "config.yaml").read_text()
     (run_dir / "config.yaml").write_text(config.replace("lr: 0.1", "lr: 0.2"))
     found = footplate("verify", "run", "--from", "0")
-    assert found.code == 1 and "The states part in one of the steps 1 to 4" in found.out and "net.weight" in found.out
+    assert found.code == 1
+    assert "The states part in one of the steps 1 to 4" in found.out
+    assert "net.weight" in found.out
 
 
 @pytest.mark.parametrize(
@@ -85,11 +91,13 @@ def test_a_fit_is_verified(footplate, run_dir):
 def test_mistakes_are_one_message(footplate, run_dir, arguments, message):
     found = footplate(*arguments)
     assert found.code == 2
-    assert message in found.err and "Traceback" not in found.err
+    assert message in found.err
+    assert "Traceback" not in found.err
 
 
 def test_a_vacuumed_version_is_one_message(footplate, run_dir):
     write_deltalake("lake", DeltaTable("lake").to_pyarrow_table(), mode="overwrite")
     DeltaTable("lake").vacuum(0, dry_run=False, enforce_retention_duration=False)
     found = footplate("rows", "run", "--step", "1")
-    assert found.code == 2 and "Version 0 of lake" in found.err
+    assert found.code == 2
+    assert "Version 0 of lake" in found.err

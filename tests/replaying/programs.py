@@ -1,4 +1,4 @@
-"""A training that tells what it saw: ids, losses and gradients of each step, in its own process or in files of its ranks."""
+"""A training that tells what it saw: the ids, losses and gradients of each step, as attributes or in files of its ranks."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from replaying.programs import ROWS, Seeing, columns, rows, seeing, trainer
 from torch.utils.data import DataLoader
 
 import footplate as fp
+from replaying.programs import ROWS, Seeing, columns, rows, seeing, trainer
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_newer_version_of_the_table_does_not_matter(tmp_path, delta):
     assert (first.version, Path(first.file).parent.name, first.row) == (2, "lake", first.row_in_file)
 
     DeltaTable(delta).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
-    with pytest.raises(fp.DataError, match="Version 2 of .* vacuumed"):
+    with pytest.raises(fp.DataError, match=r"Version 2 of .* vacuumed"):
         fp.rows(tmp_path / "run", 1)
     shutil.rmtree(delta)
     with pytest.raises(fp.DataError, match="nothing at this path"):

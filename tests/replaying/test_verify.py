@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from replaying.programs import ROWS, Seeing, columns, seeing, trainer
 
 import footplate as fp
 from footplate import checkpoint
 from footplate.checkpoint.format import statefile
+from replaying.programs import ROWS, Seeing, columns, seeing, trainer
 
 TABLE = fp.Table(columns(0, ROWS))
 
@@ -53,7 +53,14 @@ def test_equal_states_are_the_same_at_every_moment_of_a_save(tmp_path):
     assert (whole.checkpoint, whole.first_step, whole.difference, whole.steps) == (None, 0, None, None)
     names = [Path(one.path).name for one in whole.compared]
     assert len(names) == len(list((tmp_path / "checkpoints").glob("*=*.ckpt"))) > 12
-    assert {name.partition("-")[0] for name in names} == {"epoch", "epoch=0", "epoch=1", "epoch=2", "validated", "timed"}
+    assert {name.partition("-")[0] for name in names} == {
+        "epoch",
+        "epoch=0",
+        "epoch=1",
+        "epoch=2",
+        "validated",
+        "timed",
+    }
 
     part = fp.verify(tmp_path, 8, 12, *program())
     assert part.first_step == 8
@@ -71,7 +78,8 @@ def test_a_flipped_bit_is_located(tmp_path, seed):
     trainer(tmp_path, callbacks=[flip]).fit(module, loader())
 
     found = fp.verify(tmp_path, 0, None, trainer(tmp_path), seeing(), loader())
-    assert found.steps is not None and found.difference is not None
+    assert found.steps is not None
+    assert found.difference is not None
     first, last = found.steps
     assert first <= step + 1 <= last == found.difference.step
     assert last - first < 5
@@ -88,7 +96,8 @@ def test_another_learning_rate_differs_too(tmp_path):
     trainer(tmp_path, callbacks=[Hurrying()], max_steps=10).fit(seeing(), loader())
     found = fp.verify(tmp_path, 0, None, trainer(tmp_path), seeing(), loader())
     assert found.steps == (6, 10)
-    assert found.difference is not None and found.difference.differing == []
+    assert found.difference is not None
+    assert found.difference.differing == []
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])

@@ -29,7 +29,7 @@ from footplate.core.errors import DataError
 
 Version = int | str | date | datetime | None
 
-_pinned: ContextVar[Mapping[str, int]] = ContextVar("footplate_pinned_versions", default={})
+_pinned: ContextVar[Mapping[str, int] | None] = ContextVar("footplate_pinned_versions", default=None)
 
 
 @contextmanager
@@ -48,7 +48,8 @@ def pinned(versions: Mapping[str, int]) -> Iterator[None]:
 
 def pinned_version(address: str | None) -> int | None:
     """Return the version of a table inside a `pinned` block; None for the newest."""
-    return _pinned.get().get(address or "")
+    return (_pinned.get() or {}).get(address or "")
+
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
