@@ -97,6 +97,7 @@ bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/resu
 	$(BIN)/python benchmarks/checkpoint_stall.py --json benchmarks/results/checkpoint_stall.json
 	bash benchmarks/peers/recovery.sh $(VENV)
 	$(BIN)/python benchmarks/recovery.py --json benchmarks/results/recovery.json
+	$(BIN)/python benchmarks/replay.py --json benchmarks/results/replay.json
 	bash benchmarks/peers/data.sh $(VENV)
 	$(BIN)/python benchmarks/data_images.py --json benchmarks/results/data_images.json
 	$(BIN)/python benchmarks/data_tabular.py --json benchmarks/results/data_tabular.json

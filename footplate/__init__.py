@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from footplate.hardware.base import Accelerator as Accelerator
     from footplate.launch.runner import Runner as Runner
     from footplate.planning.study import plan as plan
+    from footplate.replaying.replay import replay as replay
+    from footplate.replaying.step_rows import rows as rows
+    from footplate.replaying.verify import verify as verify
     from footplate.scaling.study import scale as scale
     from footplate.tracking.base import Logger as Logger
     from footplate.tracking.csv import CSV as CSV
@@ -86,8 +89,11 @@ _HOMES = {
     "Tuner": "footplate.training.tuner.tuner",
     "export_model": "footplate.checkpoint.export",
     "plan": "footplate.planning.study",
+    "replay": "footplate.replaying.replay",
+    "rows": "footplate.replaying.step_rows",
     "scale": "footplate.scaling.study",
     "seed_everything": "footplate.core.rng",
+    "verify": "footplate.replaying.verify",
 }
 
 __all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

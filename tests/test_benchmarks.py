@@ -129,6 +129,16 @@ def test_the_benchmark_of_launches_may_be_run_in_parts(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_replays_finds_no_difference(tmp_path: Path):
+    found, printed = quick_run("replay", tmp_path / "replay.json")
+    figures = found["figures"]
+    assert (figures["replays"], figures["replay_differs"], figures["rows_wrong"]) == (4, 0, 0)
+    assert (figures["flips"], figures["flips_located"]) == (2, 2)
+    assert figures["rows_named"] > 100
+    assert "run 1" in printed
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_jobs_loses_none(tmp_path: Path):
     found, _ = quick_run("jobs", tmp_path / "jobs.json")
     assert set(found["ratios"]) == {"submit_over_bare"}

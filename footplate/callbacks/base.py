@@ -27,10 +27,12 @@ class Callback:
             hooks, to act on the metrics that they log. 2: last, to save what all hooks did.
         sees_weights: True if the callback reads or changes the module's parameters. If False, no copy is made for it where
             the weights are on a device of their own. This applies only to Footplate's own callbacks.
+        saves_nothing: True to leave out every `ModelCheckpoint` of a call, as a replay does.
     """
 
     order: int = 0
     sees_weights: bool = True
+    saves_nothing: bool = False
 
     @property
     def state_key(self) -> str:

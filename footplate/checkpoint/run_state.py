@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from footplate.checkpoint.metric_states import restore, states_of
+from footplate.checkpoint.step_history import Position, StepHistory
 from footplate.core import rng
 from footplate.core.errors import CheckpointError
 from footplate.core.hparams import to_state
@@ -60,6 +61,13 @@ class Progress:
         if self.epoch_ended:
             self.next_epoch()
 
+    @property
+    def position(self) -> Position:
+        """The position in the history of steps. After the end of an epoch, it is the beginning of the next one."""
+        if self.epoch_ended:
+            return Position(self.epoch + 1, 0, self.batches, self.global_step)
+        return Position(self.epoch, self.batch_idx, self.batches, self.global_step)
+
     def next_epoch(self) -> None:
         """Advance from the end of one epoch to the beginning of the next."""
         self.epoch, self.batch_idx, self.epoch_ended = self.epoch + 1, 0, False
@@ -80,6 +88,7 @@ class RunState:
     loggers: list[Any] = field(default_factory=list)
     loader: Any = None
     datamodule: Any = None
+    steps: StepHistory = field(default_factory=StepHistory)
     callback_metrics: dict[str, float] = field(default_factory=dict)
     # The states of torchmetrics objects, if they were collected earlier. See `Trainer.keep_collected`.
     collected: dict[str, Any] | None = None
@@ -119,6 +128,7 @@ class RunState:
             "callbacks": {key: part.state_dict() for key, part in keyed(self.callbacks)},
             "loggers": {key: part.state_dict() for key, part in keyed(self.loggers) if hasattr(part, "state_dict")},
             "loader": self.position(),
+            "steps": self.steps.state_dict(),
             "datamodule": self.datamodule.state_dict() if self.datamodule is not None else {},
             "rng": rng.capture(self.step.spec.device),
         }
@@ -194,6 +204,7 @@ class RunState:
 
         self.seed = state.get("seed", self.seed)
         self.progress.load(state["progress"])
+        self.steps.load_state_dict(state.get("steps", {}))
         _set_switches(self.module, state, source)
         self.step.load_state_dict(state["step"])
         if self.progress.batch_idx and "metrics" in state:

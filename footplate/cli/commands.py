@@ -32,6 +32,9 @@ COMMANDS = {
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),
     "doctor": Command("footplate.cli.doctor", "show the accelerators of this machine, and problems with them"),
     "table": Command("footplate.cli.table", "show a table: its columns, its size and its first rows"),
+    "rows": Command("footplate.cli.rows", "show which rows of a table a training step had"),
+    "replay": Command("footplate.cli.replay", "train a step of a run again: its batch, loss and gradients"),
+    "verify": Command("footplate.cli.verify", "train a part of a run again, and compare its states"),
     "checkpoint": Command("footplate.cli.checkpoint", "show the content of a checkpoint, or convert it"),
     "completion": Command("footplate.cli.completion", "print a script that completes these commands in a shell"),
 }

@@ -26,8 +26,9 @@ import pyarrow as pa
 from footplate.core.errors import ConfigError, DataError, did_you_mean
 from footplate.core.hashing import hashed
 from footplate.data.digest import Digest
-from footplate.data.order.selection import Split, candidates, positions, to_expression
+from footplate.data.order.selection import Split, candidates, from_text, positions, to_expression, to_text
 from footplate.data.remote.file_cache import FileCache
+from footplate.data.remote.location import full_address
 from footplate.data.sources.arrow import indices
 from footplate.data.sources.base import RowGroup, Source
 from footplate.data.sources.delta_versions import Version
@@ -59,6 +60,23 @@ class TableInfo:
     num_row_groups: int
     nbytes: int
     sample: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RowAddress:
+    """The address of a row in its file. An image file holds one row.
+
+    Attributes:
+        file: the file, or a name in angle brackets for a table in memory.
+        row_group: the number of its row group in the file.
+        row: its number in the row group. Deleted rows, and rows that aren't selected, count too.
+        row_in_file: its number in the file.
+    """
+
+    file: str
+    row_group: int
+    row: int
+    row_in_file: int
 
 
 class Table:
@@ -170,7 +188,7 @@ class Table:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("row_groups", "digest", "_positions", "_counts"):
+        for name in ("row_groups", "digest", "_positions", "_counts", "_group_starts"):
             state.pop(name, None)
         return state
 
@@ -268,6 +286,70 @@ class Table:
         chosen = self._positions[group]
         return f"{row_group.file}, row group {row_group.index}, row {row if chosen is None else int(chosen[row])}"
 
+    def addresses(self, rows: np.ndarray) -> list[RowAddress]:
+        """Return the addresses of rows.
+
+        Args:
+            rows: (n, 2) int64, as `Epoch.rows` returns them: the row group, and the row among its selected rows.
+        """
+        groups = self._source.groups([])
+        addresses = []
+        for number, row in rows.tolist():
+            group, chosen = groups[number], self._positions[number]
+            physical = row if chosen is None else int(chosen[row])
+            if self.kind == "imagefolder":
+                addresses.append(RowAddress(self.files[group.index + physical], 0, 0, 0))
+            else:
+                addresses.append(RowAddress(group.file, group.index, physical, self._group_starts[number] + physical))
+        return addresses
+
+    def record(self) -> dict[str, Any]:
+        """Return plain values with which `reopen` finds the same rows again."""
+        splits = [[split.key, split.seed, split.low, split.high] for split in self._splits]
+        return {
+            "source": None if self.in_memory else full_address(self.uri),
+            "filter": to_text(self._filter),
+            "splits": splits,
+            "digest": self.digest.state_dict(),
+        }
+
+    @classmethod
+    def reopen(cls, record: dict[str, Any]) -> Table:
+        """Open the table of a `record` at the same version, and select the same rows.
+
+        Raises:
+            DataError: the table was in memory; or it, or this version of it, is gone; or it has other rows now.
+        """
+        source, digest = record["source"], Digest.from_state(record["digest"])
+        if source is None:
+            raise DataError(f"{digest.uri}: this table was in memory, so it can't be opened again.")
+        try:
+            table = cls(source, version=digest.version)
+            table._filter = from_text(record["filter"])
+            table._splits = tuple(Split(*split) for split in record["splits"])
+            table.check_rows(digest)
+        except DataError as error:
+            if digest.version is None:
+                raise
+            raise DataError(
+                f"Version {digest.version} of {digest.uri}, which the run read, can't be opened. If the table was "
+                f"vacuumed, the files of earlier versions are gone. {error}"
+            ) from error
+        return table
+
+    def check_rows(self, digest: Digest) -> None:
+        """Raise if these are other rows than those of a digest.
+
+        Raises:
+            DataError: they are.
+        """
+        own = self.digest
+        if (digest.kind, digest.content, digest.rows) != (own.kind, own.content, own.rows):
+            raise DataError(
+                f"{self.uri}: these are other rows than those of the run, which read {digest}; this is {own}. Only a Delta "
+                "table keeps its earlier versions."
+            )
+
     def describe(self, rows: int = 5) -> TableInfo:
         """Describe the table, as `footplate table PATH` does."""
         return TableInfo(
@@ -301,6 +383,16 @@ class Table:
         sizes = [group.num_rows for group in self._source.groups([])]
         pairs = zip(sizes, self._positions, strict=True)
         return np.array([n if rows is None else len(rows) for n, rows in pairs], dtype=np.int64)
+
+    @functools.cached_property
+    def _group_starts(self) -> list[int]:
+        """The number of rows before each row group in its file."""
+        starts: list[int] = []
+        rows_of_file: dict[str, int] = {}
+        for group in self._source.groups([]):
+            starts.append(rows_of_file.get(group.file, 0))
+            rows_of_file[group.file] = starts[-1] + group.num_rows
+        return starts
 
     def _copy(self) -> Table:
         copy = object.__new__(Table)

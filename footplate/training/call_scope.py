@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate.callbacks import ModelSummary, ProgressBar
+from footplate.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
 from footplate.callbacks.ambient import present
 from footplate.core.errors import CheckpointError
 from footplate.core.hooks import Hooks, order_of, overrides
@@ -130,6 +130,8 @@ def _callbacks_of(run: Run) -> list[Any]:
     callbacks = [*run.trainer.own_callbacks, *present(), *watchers]
     for callback in translate_callbacks(as_list(run.module.configure_callbacks())):
         callbacks = [existing for existing in callbacks if not replaces(callback, existing)] + [callback]
+    if any(getattr(callback, "saves_nothing", False) for callback in callbacks):
+        callbacks = [existing for existing in callbacks if not isinstance(existing, ModelCheckpoint)]
     if run.world.rank != 0:
         callbacks = [existing for existing in callbacks if not isinstance(existing, (ProgressBar, ModelSummary))]
     return sorted(without_searches(callbacks), key=order_of)

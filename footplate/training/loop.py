@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from footplate.checkpoint.step_history import hash_weights
 from footplate.core import rng
 from footplate.core.errors import DataError
+from footplate.data.adapters.order_record import record_order
 from footplate.data.adapters.rank_shares import even, weigher
 from footplate.distributed.uneven_loaders import close, together
 from footplate.launch import worker
@@ -294,7 +296,25 @@ class TrainingLoop:
         run.metrics.by_step = True
         self._by_step = any(config.interval == "step" for config in run.lr_scheduler_configs)
         run.step.accumulate(run.config.accumulate_grad_batches)
+        self._note_history()
         run.step.begin_epoch()
+
+    def _note_history(self) -> None:
+        """Note in the history of steps from which batches the next steps are made; see `checkpoint/step_history.py`."""
+        run = self.run
+        assert run.state is not None
+        steps = run.state.steps
+        if run.progress.batches == 0 and not steps.initial and not run.parallel.sharded:
+            steps.initial = hash_weights(run.module)
+        by_hand = not run.module.automatic_optimization
+        steps.note(
+            run.progress.position,
+            run.num_training_batches,
+            0 if by_hand else run.config.accumulate_grad_batches,
+            run.world.size,
+            self.loader,
+            record_order,
+        )
 
     def _end_epoch(self, complete: bool) -> None:
         """End an epoch. An epoch that was stopped before its last batch can be resumed where it stopped."""

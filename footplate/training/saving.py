@@ -59,22 +59,9 @@ def write_checkpoint(
 
     if run.group.is_distributed:
         wait_for_save(run)
-    if run.make_loaders is not None and not weights_only:
-        # The loader's position is part of the state.
-        run.ask_for_loaders()
-    state = run.state.state_dict(weights_only)
-
     # The disk that all ranks of a sharded model write to.
     shared = path if run.parallel.sharded and isinstance(path, Path) else None
-    if shared is None:
-        state = run.parallel.whole(state)
-
-    # Each rank has its own random numbers and loader position.
-    if run.group.is_distributed and not weights_only:
-        own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
-        state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
-    _call_save_hooks(run, state, weights_only)
-
+    state = collect_state(run, weights_only, whole=shared is None)
     joint = None
     if shared is not None:
         state, parts = cut_out(state)
@@ -92,6 +79,30 @@ def write_checkpoint(
         run.writer.save(state, path, meta, then, first=before)
     else:
         run.writer.complete(joint, state, meta, then, first=before)
+
+
+def collect_state(run: Run, weights_only: bool, whole: bool) -> dict[str, Any]:
+    """Return the state that a checkpoint holds, after the hooks of a save. All ranks call this.
+
+    Args:
+        run: the run.
+        weights_only: see `write_checkpoint`.
+        whole: gather sharded tensors.
+    """
+    assert run.state is not None
+    if run.make_loaders is not None and not weights_only:
+        # The loader's position is part of the state.
+        run.ask_for_loaders()
+    state = run.state.state_dict(weights_only)
+    if whole:
+        state = run.parallel.whole(state)
+
+    # Each rank has its own random numbers and loader position.
+    if run.group.is_distributed and not weights_only:
+        own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
+        state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
+    _call_save_hooks(run, state, weights_only)
+    return state
 
 
 def _call_save_hooks(run: Run, state: dict[str, Any], weights_only: bool) -> None:

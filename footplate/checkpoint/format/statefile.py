@@ -28,11 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from footplate.checkpoint.format.state_hash import state_hash
 from footplate.core.errors import CheckpointError
 
 # Marks values that JSON has no form for: {"$": "tuple", "of": [1, 2]}
 _TAG = "$"
-_TREE = "footplate"
+_TREE, _CHECKSUMS = "footplate", "footplate_crc32"
 _PIECE_NBYTES = 16 << 20
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, RecursionError)
 _PLAIN = frozenset({type(None), bool, int, float, str})
@@ -51,10 +52,11 @@ _TORCH_TYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstanc
 
 @dataclass(frozen=True)
 class Written:
-    """Size of a file and CRC-32 of its bytes."""
+    """Size of a file, CRC-32 of its bytes, and the hash of the state in it (see `state_hash.py`)."""
 
     nbytes: int
     crc32: int
+    state_hash: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,13 @@ class Outline:
         header_nbytes: size of the header.
         tree: the state in JSON's terms, with references to its tensors.
         tensors: each tensor by its name.
+        checksums: the CRC-32 of each tensor's bytes; empty in files of earlier versions.
     """
 
     header_nbytes: int
     tree: Any
     tensors: dict[str, Entry]
+    checksums: dict[str, int]
 
     def tensors_of(self, part: str) -> dict[str, Entry]:
         """The tensors that a top-level part of the state refers to. A tensor shared by several parts counts in each."""
@@ -122,17 +126,27 @@ class Frozen:
         tree: the state in JSON's terms, with references to its tensors.
         index: the header's entries of the tensors, as JSON.
         data: uint8 (nbytes,), the tensors' bytes one after the other.
+        spans: for each tensor in the order of the index: its name, and where its bytes begin and end.
         notes: additional metadata for the header, for other readers.
     """
 
     tree: Any
     index: str
     data: Tensor
+    spans: tuple[tuple[str, int, int], ...]
     notes: Mapping[str, str] = field(default_factory=dict)
+
+    def checksums(self) -> dict[str, int]:
+        """The CRC-32 of each tensor's bytes, by its name."""
+        data = _bytes_of(self.data)
+        return {name: zlib.crc32(data[start:stop]) for name, start, stop in self.spans}
 
     def write(self, file: RawIOBase) -> Written:
         """Write the header and the tensors' bytes."""
-        metadata = json.dumps({**self.notes, _TREE: json.dumps(self.tree, separators=(",", ":"))})
+        checksums = self.checksums()
+        words = " ".join(f"{checksum:08x}" for checksum in checksums.values())
+        tree = json.dumps(self.tree, separators=(",", ":"))
+        metadata = json.dumps({**self.notes, _CHECKSUMS: words, _TREE: tree})
         header = _frame(f'{{"__metadata__":{metadata}{self.index}}}')
         data = _bytes_of(self.data)
         starts = range(0, len(data), _PIECE_NBYTES)
@@ -143,7 +157,7 @@ class Frozen:
             # One call may write only a part to an unbuffered file.
             while piece:
                 piece = piece[file.write(piece) :]
-        return Written(len(header) + len(data), checksum)
+        return Written(len(header) + len(data), checksum, state_hash(self.tree, checksums))
 
 
 class Snapshot:
@@ -153,6 +167,7 @@ class Snapshot:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._kinds: list[tuple[str, torch.dtype, torch.Size, str]] = []
         self._index = ""
+        self._spans: tuple[tuple[str, int, int], ...] = ()
         self._data = self._memory
         self._views: list[Tensor] = []
 
@@ -178,7 +193,7 @@ class Snapshot:
                 torch._foreach_copy_(self._views, tensors, non_blocking=True)  # pyright: ignore[reportPrivateImportUsage]
             for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
                 torch.accelerator.synchronize(device)
-        return Frozen(tree, self._index, self._data, notes or {})
+        return Frozen(tree, self._index, self._data, self._spans, notes or {})
 
     def _arrange(self, kinds: list[tuple[str, torch.dtype, torch.Size, str]]) -> None:
         """Lay out the tensors in memory: wide types first, so that every tensor is aligned."""
@@ -189,16 +204,17 @@ class Snapshot:
                 self._memory = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
 
             views: dict[str, Tensor] = {}
-            entries, start = [], 0
+            entries, spans, start = [], [], 0
             for name, dtype, shape, _ in sorted(kinds, key=lambda kind: -kind[1].itemsize):
                 stop = start + shape.numel() * dtype.itemsize
                 views[name] = self._memory[start:stop].view(dtype).view(shape)
                 entry = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, stop]}
                 entries.append(f",{json.dumps(name)}:{json.dumps(entry)}")
+                spans.append((name, start, stop))
                 start = stop
             self._views = [views[name] for name, *_ in kinds]
             self._data = self._memory[:total]
-        self._index, self._kinds = "".join(entries), kinds
+        self._index, self._spans, self._kinds = "".join(entries), tuple(spans), kinds
 
 
 def freeze(state: Any) -> Frozen:
@@ -290,7 +306,10 @@ def outline(file: BinaryIO, nbytes: int, source: str) -> Outline:
     """
     try:
         size, header, _ = _read_header(file, nbytes)
-        tree = json.loads(header.pop("__metadata__")[_TREE])
+        metadata = header.pop("__metadata__")
+        tree = json.loads(metadata[_TREE])
+        words = metadata.get(_CHECKSUMS, "").split()
+        checksums = dict(zip(header, (int(word, 16) for word in words), strict=bool(words)))
         entries = {
             name: Entry(
                 _DTYPES[field["dtype"]], tuple(field["shape"]), field["data_offsets"][1] - field["data_offsets"][0]
@@ -299,7 +318,7 @@ def outline(file: BinaryIO, nbytes: int, source: str) -> Outline:
         }
     except _DAMAGED as error:
         raise CheckpointError(f"{source} can't be read: it is damaged ({error}).") from error
-    return Outline(size, tree, entries)
+    return Outline(size, tree, entries, checksums)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

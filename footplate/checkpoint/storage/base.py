@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
+from footplate.checkpoint.format.state_hash import combined
 from footplate.checkpoint.format.statefile import Frozen, Written
 
 STATE, META = "state.safetensors", "meta.json"
@@ -117,12 +118,13 @@ class Store(ABC):
 
 
 def marker(meta: dict[str, Any], written: Written, shards: Mapping[str, Written] | None = None, **more: str) -> bytes:
-    """Encode a marker: `meta`, the time, and the size and checksum of the state and of each shard."""
+    """Encode a marker: `meta`, the time, the state's hash, and the size and checksum of the state and of each shard."""
     files = {STATE: {**_figures(written), **more}}
     files |= {name: _figures(shard) for name, shard in (shards or {}).items()}
+    hashes = [written.state_hash, *(shard.state_hash for _, shard in sorted((shards or {}).items()))]
     created = max(time.time(), _latest + 0.001)
     note_time(created)
-    return json.dumps({**meta, "created": created, "files": files}).encode()
+    return json.dumps({**meta, "created": created, "state_hash": combined(hashes), "files": files}).encode()
 
 
 def _figures(written: Written) -> dict[str, Any]:

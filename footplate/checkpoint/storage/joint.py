@@ -2,7 +2,7 @@
 
     rank 0        .tmp-ckpt-TOKEN/                           created first; the other ranks write into it
     every rank    .tmp-ckpt-TOKEN/shard-00001.safetensors    its shards, synced
-                  .tmp-ckpt-TOKEN/shard-00001.json           its receipt: the file is complete; size and checksum
+                  .tmp-ckpt-TOKEN/shard-00001.json           its receipt: the file is complete; size, checksum, hash
     rank 0        .tmp-ckpt-TOKEN/state.safetensors          everything that isn't sharded, synced
                   waits for the receipt of every rank
                   .tmp-ckpt-TOKEN/meta.json                  the marker, with the size and checksum of every file
@@ -75,7 +75,7 @@ def write_part(path: Path, token: str, name: str, part: Frozen) -> None:
     try:
         written = _write(directory / name, part)
         draft = directory / f"{name}.tmp"
-        draft.write_text(json.dumps([written.nbytes, written.crc32]))
+        draft.write_text(json.dumps([written.nbytes, written.crc32, written.state_hash]))
         draft.rename(_receipt(directory, name))
     except OSError as error:
         raise cannot_write(path, error) from error

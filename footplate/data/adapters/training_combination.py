@@ -48,7 +48,7 @@ class TrainingCombination(Combination):
             self._epoch, self._batch, self._positions = epoch, 0, [LoaderPosition() for _ in self.parts]
             self._restored = False
         for part, position in zip(self.parts, self._positions, strict=True):
-            part.set_epoch(_epoch_of_pass(epoch, position.passes))
+            part.set_epoch(epoch_of_pass(epoch, position.passes))
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch, how many of its batches have been handed out, and the position and state of each loader."""
@@ -81,7 +81,7 @@ class TrainingCombination(Combination):
         part, position = self.parts[index], self._positions[index]
         # Only a pass that begins sets its epoch: in the middle of a pass, this would lose the position.
         if position.passes and not position.batch:
-            part.set_epoch(_epoch_of_pass(self._epoch, position.passes))
+            part.set_epoch(epoch_of_pass(self._epoch, position.passes))
         return iter(part)
 
 
@@ -126,9 +126,10 @@ def _moved(part: dict[str, Any], passes: int, batch: int, ended: bool, epoch: in
             "A loader of a combined loader has handed out a batch that was not trained on. This loader keeps its own "
             "position, which can't be set back. Use a map-style DataLoader or a footplate.data.Loader."
         )
-    own = rewound(own, batch) if "parts" in own else {**own, "batch": batch, "epoch": _epoch_of_pass(epoch, passes)}
+    own = rewound(own, batch) if "parts" in own else {**own, "batch": batch, "epoch": epoch_of_pass(epoch, passes)}
     return {**part, "passes": passes, "batch": batch, "ended": ended, "state": own}
 
 
-def _epoch_of_pass(epoch: int, passes: int) -> int:
+def epoch_of_pass(epoch: int, passes: int) -> int:
+    """Return the epoch whose order a pass over a loader has; see the docstring of this file."""
     return epoch + passes * _EPOCHS_PER_PASS

@@ -90,6 +90,19 @@ def _condition(condition: Any) -> pc.Expression:
     return pq.filters_to_expression([condition])
 
 
+def to_text(expression: pc.Expression | None) -> str | None:
+    """Return a filter as text for a checkpoint: Arrow's own form of it, in hexadecimal digits."""
+    if expression is None:
+        return None
+    _, (form,) = expression.__reduce__()
+    return bytes(form).hex()
+
+
+def from_text(text: str | None) -> pc.Expression | None:
+    """Return the filter of a text that `to_text` made. No code of it is run."""
+    return None if text is None else pc.Expression._deserialize(pa.py_buffer(bytes.fromhex(text)))
+
+
 def candidates(source: Source, groups: int, filter: pc.Expression | None) -> list[bool]:
     """Return for each row group if one of its rows can pass the filter, as far as this is known without reading it."""
     if filter is None:

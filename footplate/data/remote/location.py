@@ -137,6 +137,13 @@ def locate(
     raise DataError(f"{uri}: unknown scheme {scheme}://. Expected a path, file://, s3:// or gs://.")
 
 
+def full_address(uri: str) -> str | None:
+    """Return a path or URI that is valid in any working directory; None for the name of a frame, such as "<frame>"."""
+    if uri.startswith("<"):
+        return None
+    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
+
+
 def connect(scheme: str, environ: Mapping[str, str], attempts: int = 1) -> pafs.FileSystem:
     """Connect to an object store, without our retries and cache.
 

@@ -16,6 +16,9 @@ import bisect
 import json
 import operator
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, date, datetime, time
 from typing import Any
 
@@ -25,6 +28,28 @@ import pyarrow.fs as pafs
 from footplate.core.errors import DataError
 
 Version = int | str | date | datetime | None
+
+_pinned: ContextVar[Mapping[str, int] | None] = ContextVar("footplate_pinned_versions", default=None)
+
+
+@contextmanager
+def pinned(versions: Mapping[str, int]) -> Iterator[None]:
+    """Open Delta tables at these versions inside the block, where no version is given.
+
+    Args:
+        versions: version numbers by the full address of a table; see `full_address`.
+    """
+    token = _pinned.set(versions)
+    try:
+        yield
+    finally:
+        _pinned.reset(token)
+
+
+def pinned_version(address: str | None) -> int | None:
+    """Return the version of a table inside a `pinned` block; None for the newest."""
+    return (_pinned.get() or {}).get(address or "")
+
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")

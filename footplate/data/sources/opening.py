@@ -9,9 +9,10 @@ import pyarrow.fs as pafs
 
 from footplate.core.errors import DataError
 from footplate.data.remote.file_cache import FileCache
-from footplate.data.remote.location import Location, exists, find_files, locate
+from footplate.data.remote.location import Location, exists, find_files, full_address, locate
 from footplate.data.sources.base import Source
 from footplate.data.sources.delta import open_delta
+from footplate.data.sources.delta_versions import pinned_version
 from footplate.data.sources.imagefolder import open_image_folder
 from footplate.data.sources.memory import open_memory
 from footplate.data.sources.parquet import open_parquet
@@ -41,6 +42,7 @@ def open_source(data: Any, version: Any, cache: FileCache | None = None) -> Sour
 
     location = locate(data, cache=cache)
     if exists(location, f"{location.path.rstrip('/')}/_delta_log") == pafs.FileType.Directory:
+        version = pinned_version(full_address(location.uri)) if version is None else version
         return open_delta(
             location.uri, location.delta_uri, location.filesystem, location.path, version, location.options
         )

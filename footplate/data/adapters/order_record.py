@@ -1,0 +1,31 @@
+"""Settings of a loader that its order of rows depends on, as plain values for a checkpoint.
+
+    {"kind": "table", "order": {seed, batch size, windows, …}, "same_epoch": false,
+     "table": {"source": "/lake/flowers", "selection": {…}, "digest": {…}}}
+    {"kind": "combined", "mode": "max_size_cycle", "parts": [{"kind": "table", …}, …]}
+    {"kind": "other", "name": "DataLoader"}                      its order is that of a sampler's code
+
+`footplate.replaying.step_rows` computes the rows of a batch from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from footplate.data.adapters.training_combination import TrainingCombination
+from footplate.data.adapters.wrappers import SameEpoch
+from footplate.data.loader import Loader
+
+POSITION = ("epoch", "batch", "table")
+
+
+def record_order(loader: Any) -> dict[str, Any]:
+    """Return the settings of a training loader that `adapt` has made resumable."""
+    if isinstance(loader, TrainingCombination):
+        return {"kind": "combined", "mode": loader.mode, "parts": [record_order(part) for part in loader.parts]}
+    if isinstance(loader, SameEpoch):
+        return {**record_order(loader.loader), "same_epoch": True}
+    if isinstance(loader, Loader):
+        order = {name: value for name, value in loader.state_dict().items() if name not in POSITION}
+        return {"kind": "table", "order": order, "same_epoch": False, "table": loader.table.record()}
+    return {"kind": "other", "name": type(getattr(loader, "original", getattr(loader, "loader", loader))).__name__}

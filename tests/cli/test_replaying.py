@@ -1,0 +1,103 @@
+"""`footplate rows`, `footplate replay` and `footplate verify`, on runs of `footplate fit`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from deltalake import DeltaTable, write_deltalake
+
+FIT = """
+model: {class_path: flowers.Net}
+data: {class_path: TableDataModule, init_args: {table: lake, batch_size: 8, split: {train: 0.8, val: 0.2}}}
+trainer:
+  max_epochs: 2
+  accelerator: cpu
+  default_root_dir: run
+  callbacks: [{class_path: ModelCheckpoint, init_args: {every_n_train_steps: 4, save_top_k: -1}}]
+"""
+
+
+@pytest.fixture
+def run_dir(footplate, project, tmp_path, monkeypatch) -> Path:
+    """A run on version 0 of a Delta table, which has a later version now, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flowers.py").write_text((project / "flowers.py").read_text())
+    rows = pq.read_table(project / "rows.parquet")
+    write_deltalake("lake", rows)
+    Path("run.yaml").write_text(FIT)
+    assert footplate("fit", "--config", "run.yaml").code == 0
+    write_deltalake("lake", rows.slice(0, 10), mode="append")
+    return Path("run")
+
+
+def test_rows_are_shown(footplate, run_dir):
+    found = json.loads(footplate("rows", "run", "--step", "5", "--json").out)
+    assert (found["step"], found["epoch"], found["batches"], found["ranks"]) == (5, 0, [4], 1)
+    assert {(row["table"], row["version"], row["rank"]) for row in found["rows"]} == {("lake", 0, 0)}
+    shown = footplate("rows", "run", "--step", "5").out
+    assert "step 5: batch 4 of epoch 0" in shown
+    assert "table: lake, version 0" in shown
+    assert all(f" {row['row_in_file']} " in f"{shown} " for row in found["rows"])
+    assert "older than this step" in footplate("rows", "run", "--step", "999").out
+
+
+def test_a_replay_of_a_fit_is_rebuilt_from_its_configuration(footplate, run_dir):
+    shown = footplate("replay", "run", "--step", "6", "--output", "step.pt")
+    assert shown.code == 0
+    assert "net.weight" in shown.out
+    assert "1 step after run/checkpoints/epoch=0-step=4.ckpt" in shown.out
+    written = torch.load("step.pt", weights_only=True)
+    assert (written["step"], written["batch_indices"], len(written["batches"][0][0]["y"])) == (6, [5], 8)
+
+    summary = json.loads(footplate("replay", "run", "--step", "6", "--json").out)
+    assert summary["losses_hex"] == [[float(written["losses"][0][0]).hex()]]
+    assert summary["gradients"]["net.weight"]["shape"] == [2, 4]
+    again = json.loads(footplate("replay", "run/checkpoints/epoch=0-step=4.ckpt", "--step", "6", "--json").out)
+    assert again["losses_hex"] == summary["losses_hex"]
+
+
+def test_a_fit_is_verified(footplate, run_dir):
+    found = footplate("verify", "run", "--from", "4")
+    assert found.code == 0
+    assert "All states are the same." in found.out
+    steps = [one["step"] for one in json.loads(footplate("verify", "run", "--json", "--to", "8").out)["compared"]]
+    assert steps == [8]
+
+    # Another learning rate stands for a bad machine.
+    config = (run_dir / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(config.replace("lr: 0.1", "lr: 0.2"))
+    found = footplate("verify", "run", "--from", "0")
+    assert found.code == 1
+    assert "The states part in one of the steps 1 to 4" in found.out
+    assert "net.weight" in found.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rows", "run"], "step: not given"),
+        (["rows", "nowhere", "--step", "1"], "nothing at nowhere"),
+        (["rows", "run", "--step", "0"], "at least 1"),
+        (["rows", "run", "--step", "many"], "expected an integer"),
+        (["replay", "run", "--step", "500"], "training ended at step"),
+        (["replay", "run", "--step", "1", "--output", "no/where.pt"], "its directory doesn't exist"),
+        (["verify", "run", "--from", "9", "--to", "3"], "expected a later step"),
+    ],
+)
+def test_mistakes_are_one_message(footplate, run_dir, arguments, message):
+    found = footplate(*arguments)
+    assert found.code == 2
+    assert message in found.err
+    assert "Traceback" not in found.err
+
+
+def test_a_vacuumed_version_is_one_message(footplate, run_dir):
+    write_deltalake("lake", DeltaTable("lake").to_pyarrow_table(), mode="overwrite")
+    DeltaTable("lake").vacuum(0, dry_run=False, enforce_retention_duration=False)
+    found = footplate("rows", "run", "--step", "1")
+    assert found.code == 2
+    assert "Version 0 of lake" in found.err
