@@ -134,7 +134,7 @@ class ForkServer:
             if pid == 0:
                 self._become_worker(server_pid, message["worker"], fds)
             self._workers[pid] = number
-            self._send_event({"event": "forked", "number": number})
+            self._send_event({"event": "forked", "number": number, "pid": pid})
             with contextlib.suppress(OSError):  # the worker has done so itself, or has ended
                 os.setpgid(pid, pid)
         except OSError as error:
