@@ -22,24 +22,24 @@ class HangFiles:
 
     def __init__(self, directory: str | os.PathLike[str] | None) -> None:
         self._directory = None if directory is None else Path(directory)
-        self._written: dict[int, Path] = {}
+        self._written: dict[Hang, Path] = {}
 
     def write(self, hang: Hang) -> Path | None:
         """Write a file, unless this hang has one. Return it; None if it can't be written, or if there are many."""
-        if id(hang) in self._written:
-            return self._written[id(hang)]
+        if hang in self._written:
+            return self._written[hang]
         # A full disk must not end the launch.
         with contextlib.suppress(OSError):
             file = self._new_file(hang.text)
             if file is not None:
-                self._written[id(hang)] = file
+                self._written[hang] = file
             return file
         return None
 
     def described(self, hang: Hang) -> str:
         """The sentence, and the file with the stacks, for a message."""
-        file = self._written.get(id(hang))
-        return (f"All stacks: {file}\n" if file else "") + f"Before it ended: {hang.sentence}."
+        file = self._written.get(hang)
+        return (f"All stacks: {file}\n" if file else "") + f"{hang.sentence[0].upper()}{hang.sentence[1:]}."
 
     def _new_file(self, text: str) -> Path | None:
         if self._directory is None:

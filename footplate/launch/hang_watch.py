@@ -61,6 +61,7 @@ class HangWatch:
         self._progressed = False
         self._look_at = now + stall_s
         self._asked_at: float | None = None
+        self._answers_until = 0.0
         self._asked_for_late = False
         self._answers: dict[int, Process] = {}
         self._first_look: dict[int, Process] | None = None
@@ -84,7 +85,7 @@ class HangWatch:
             now: the time.
         """
         if not self._asked_for_late:
-            self._ask(now)
+            self._ask(now, COLLECT_S, native=True)
             self._asked_for_late = True
         if not self._is_complete(ranks, now):
             return False
@@ -94,11 +95,14 @@ class HangWatch:
 
     def look(self, ranks: Collection[int], now: float) -> Hang | None:
         """Look for a stall. Return an explanation of a new one, or of one that has lasted twice as long."""
-        self._asked_for_late = False
+        if self._asked_for_late:
+            # The late rank lives again.
+            self._asked_for_late, self._asked_at = False, None
         if self._asked_at is not None:
             return self._second_look(now) if self._is_complete(ranks, now) else None
         if now >= self._look_at:
-            self._ask(now)
+            # A rank that is only slow must not be paused, so the first look reads no native stacks.
+            self._ask(now, SECOND_LOOK_S, native=self._first_look is not None)
         return None
 
     def _second_look(self, now: float) -> Hang | None:
@@ -121,13 +125,12 @@ class HangWatch:
         places = [analysis.where(process) for process in self._answers.values()]
         return any(place.in_setup or (place.waits_for and (place.since_s or 0.0) > stalled_s / 2) for place in places)
 
-    def _ask(self, now: float) -> None:
-        self._asked_at, self._answers = now, {}
-        self._group.ask_stacks()
+    def _ask(self, now: float, limit_s: float, native: bool) -> None:
+        self._asked_at, self._answers_until, self._answers = now, now + limit_s, {}
+        self._group.ask_stacks(0.75 * limit_s, native)
 
     def _is_complete(self, ranks: Collection[int], now: float) -> bool:
-        assert self._asked_at is not None
-        return self._answers.keys() >= set(ranks) or now >= self._asked_at + COLLECT_S
+        return self._answers.keys() >= set(ranks) or now >= self._answers_until
 
 
 def _explained(answers: Mapping[int, Process], late: Collection[int], stalled_s: float | None) -> Hang | None:

@@ -151,11 +151,11 @@ class LocalWorkerGroup:
             if worker.rank == rank and worker.killed_at is None:
                 worker.killed_at = time.monotonic()
 
-    def ask_stacks(self) -> None:
+    def ask_stacks(self, limit_s: float, native: bool) -> None:
         pids = {worker.pid: worker.rank for worker in self._workers.values() if worker.pid and not worker.ended}
 
         def run() -> None:
-            for process in asking.ask(pids, native=True):
+            for process in asking.ask(pids, limit_s, native):
                 self._stacks.put(Stacks(pids[process.pid], process))
             self.wake()
 

@@ -149,8 +149,13 @@ class WorkerGroup(Protocol):
         """Kill a rank's process and what it has started, at once."""
         ...
 
-    def ask_stacks(self) -> None:
-        """Ask for the stacks of all ranks. Doesn't wait: `Stacks` arrive, of ranks that exist, within two seconds."""
+    def ask_stacks(self, limit_s: float, native: bool) -> None:
+        """Ask for the stacks of all ranks. Doesn't wait: `Stacks` arrive, of ranks that exist.
+
+        Args:
+            limit_s: the answers may take this time on a rank's machine.
+            native: read native stacks, too, where py-spy is installed and allowed. It pauses the ranks for a moment.
+        """
         ...
 
     def release(self) -> None:

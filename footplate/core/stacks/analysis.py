@@ -39,6 +39,7 @@ _LIBRARY = re.compile(r"(/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen )")
 _LOADER = re.compile(r"(/torch/utils/data/|/footplate/data/)")
 _LOADER_WORKER = re.compile(r"/torch/utils/data/_utils/worker\.py$")
 _CHECKPOINT = re.compile(r"(/footplate/checkpoint/|/footplate/training/saving\.py$|/torch/distributed/checkpoint/)")
+_DEFAULT_GROUP = "default_pg"  # torch's name
 _SETUP = {"init_process_group", "new_group", "_store_based_barrier", "rendezvous", "_create_c10d_store"}
 _STATES = {
     "stopped": "is stopped (SIGSTOP): it can't answer before it gets SIGCONT",
@@ -91,13 +92,13 @@ def explain(ranks: Mapping[int, Process], late: Collection[int] = ()) -> str:
     ]
     culprits = len(others)
     waits = [
-        f"{_subject(group)} {'wait' if len(group) > 1 else 'waits'}"
-        f"{_for_whom(culprits)} in {_name(text, group, ranks)}{_longest(group, places, bool(culprits))}"
-        for text, group in _grouped({rank: _waits_in(place) for rank, place in waiting.items()})
+        f"{_subject(group)} {'wait' if len(group) > 1 else 'waits'}{_for_whom(culprits)} in {_name(key)}"
+        + ("" if culprits else _called_by(ranks[group[0]]) + _longest(group, places))
+        for key, group in _grouped({rank: _waits_in(place) for rank, place in waiting.items()})
     ]
     sentence = "; ".join([*clauses, *waits])
     if not culprits and len(waiting) > 1:
-        sentence += _all_wait(waiting)
+        sentence += _all_wait(waiting, ranks)
     return sentence
 
 
@@ -261,20 +262,27 @@ def _waits_in(place: Where) -> str:
     return f"{place.waits_for.group}/{place.waits_for.operation}/{place.waits_for.number}"
 
 
-def _name(key: str, group: Sequence[int], ranks: Mapping[int, Process]) -> str:
-    """The collective in words. Its group is named if the ranks are in several groups."""
+def _name(key: str) -> str:
+    """The collective in words, with its group unless that is the default one."""
     if key == "setup":
         return "the setup of torch.distributed, until all ranks join"
-    process_group, operation, number = key.split("/")
+    process_group, operation, number = key.rsplit("/", 2)
     text = f"{operation} {int(number):,}" if int(number) else operation
-    several = len({collective.group for rank in ranks for collective in ranks[rank].collectives}) > 1
-    return text + (f" of the process group {process_group}" if several and process_group else "")
+    return text + (f" of the process group {process_group!r}" if process_group not in ("", _DEFAULT_GROUP) else "")
 
 
-def _longest(group: Sequence[int], places: Mapping[int, Where], has_culprit: bool) -> str:
-    """For how long the ranks wait, if no other clause says a time."""
-    times = [places[rank].since_s for rank in group if places[rank].since_s is not None]
-    return "" if has_culprit or not times else f" since {_seconds(max(time for time in times if time is not None))}"
+def _called_by(process: Process) -> str:
+    """The user's call of a collective; empty if a library calls it."""
+    frame = next((frame for frame in process.main if not _is_library(frame)), None)
+    caller = process.main[process.main.index(frame) - 1] if frame else None
+    direct = caller is not None and _COLLECTIVE.search(caller.file)
+    return f", called by {frame}," if direct else ""
+
+
+def _longest(group: Sequence[int], places: Mapping[int, Where]) -> str:
+    """For how long the ranks wait."""
+    times = [time for time in (places[rank].since_s for rank in group) if time is not None]
+    return f" since {_seconds(max(times))}" if times else ""
 
 
 def _plural(text: str, group: Sequence[int]) -> str:
@@ -289,12 +297,29 @@ def _for_whom(culprits: int) -> str:
     return {0: "", 1: " for it"}.get(culprits, " for them")
 
 
-def _all_wait(waiting: Mapping[int, Where]) -> str:
+def _all_wait(waiting: Mapping[int, Where], ranks: Mapping[int, Process]) -> str:
+    """Say why no rank goes on, if all ranks wait."""
     if any(place.in_setup for place in waiting.values()):
         return ": a rank is missing, or can't be reached"
     if len({_waits_in(place) for place in waiting.values()}) == 1:
         return ": all ranks have called it, so the network between them is broken or slow"
-    return ": the ranks call different collectives, so they wait for each other. A rank has skipped one, or called one more"
+    return f": the ranks call different collectives, so they wait for each other{_missed(waiting, ranks)}"
+
+
+def _missed(waiting: Mapping[int, Where], ranks: Mapping[int, Process]) -> str:
+    """Name the ranks that haven't called a collective in which another rank waits."""
+    missed = []
+    for collective in {_waits_in(place): place.waits_for for place in waiting.values()}.values():
+        assert collective is not None
+        behind = [
+            rank
+            for rank, process in ranks.items()
+            if any(own.group == collective.group and own.number < collective.number for own in process.collectives)
+        ]
+        if behind:
+            has = "hasn't" if len(behind) == 1 else "haven't"
+            missed.append(f". R{_subject(behind)[1:]} {has} called {collective}")
+    return "".join(missed)
 
 
 def _with_since(text: str, places: Sequence[Where]) -> str:

@@ -32,6 +32,7 @@ from typing import Any
 ANSWER, DUMP = "footplate-answer-", "footplate-dump"
 SIGNAL = signal.SIGURG
 THREAD = "footplate-stacks"
+OURS = {THREAD, "footplate-heartbeat"}  # threads that never matter
 MAX_FRAMES = 100
 
 _supported = sys.platform == "linux" and hasattr(os, "memfd_create")
@@ -97,7 +98,7 @@ def describe() -> dict[str, Any]:
     threads = [
         {"name": names.get(ident, f"thread {ident}"), "is_main": ident == main, "frames": _frames(frame)}
         for ident, frame in frames.items()
-        if names.get(ident) != THREAD
+        if names.get(ident) not in OURS
     ]
     return {
         "at": time.monotonic(),
@@ -120,7 +121,8 @@ def collectives() -> list[dict[str, Any]]:
             continue
         with contextlib.suppress(ValueError, RuntimeError):
             for entry in json.loads(getattr(c10d, recorder)(True, False)).get("entries", []):
-                latest[entry["process_group"][1] or entry["process_group"][0]] = entry
+                number, description = entry["process_group"]
+                latest[f"group {number}" if description in ("", "undefined") else description] = entry
     now_ns = time.time_ns()
     return [
         {

@@ -13,6 +13,8 @@ _BY = {
     "": "its stacks can't be read",
 }
 
+_BELOW = "/footplate/launch/bootstrap.py"  # below the function of a launch there is only the launcher
+
 
 def report(sentence: str, ranks: Mapping[int, Process], others: Iterable[Process] = ()) -> str:
     """Write the text.
@@ -55,4 +57,6 @@ def _body(process: Process, indent: str) -> Iterator[str]:
 
 def _frames(frames: Sequence[Frame], indent: str) -> Iterator[str]:
     for frame in frames:
+        if frame.file.endswith(_BELOW):
+            return
         yield f"{indent}{frame.function}  {frame.file}" + (f":{frame.line}" if frame.line else "")

@@ -218,7 +218,7 @@ class _Agent:
         elif do == "release":
             group.release()
         elif do == "stacks":
-            group.ask_stacks()
+            group.ask_stacks(order["limit_s"], order["native"])
 
     def _run_share(self, group: LocalWorkerGroup, share: rendezvous.Share) -> None:
         """Start the workers of a share, unless they could never connect to rank 0."""

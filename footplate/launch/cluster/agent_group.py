@@ -176,10 +176,10 @@ class AgentGroup:
         else:
             self._end(rank, -signal.SIGKILL)
 
-    def ask_stacks(self) -> None:
+    def ask_stacks(self, limit_s: float, native: bool) -> None:
         for agent in self._generation.agents.values():
             if agent.leads:
-                agent.order("stacks")
+                agent.order("stacks", limit_s=limit_s, native=native)
 
     def release(self) -> None:
         for agent in self._generation.agents.values():
