@@ -4,9 +4,9 @@ There are two cases.
 
 - *A late rank* gives no sign of life for `heartbeat_timeout_s`: it is stopped, or C code holds its GIL. It will be killed.
   Before that, all ranks are asked for their stacks. That takes `COLLECT_S` at most.
-- *A stall*: all ranks live, and none has made progress for `stall_s`. They are asked twice, with `SECOND_LOOK_S` between. If
-  no rank has moved, and they made progress before or wait for each other, the user gets a warning. Nothing is killed: the
-  step may just be long. The next look follows after twice the time.
+- *A stall*: all ranks live, and none has made progress for `stall_s`. They are asked twice, with `SECOND_LOOK_S` between.
+  If no rank has moved, and they made progress before or wait for each other, the user gets a warning. Nothing is killed:
+  the step may just be long. The next look follows after twice the time.
 
 An explanation is valid until a rank makes progress. A failure before that is reported with it.
 """

@@ -281,9 +281,7 @@ def failure_of(error: BaseException) -> Failure | None:
     return vars(error).get("_footplate_failure")
 
 
-def _error(
-    failure: Failure, monitor: AttemptMonitor, number: int, decision: GiveUp, hangs: HangFiles
-) -> BaseException:
+def _error(failure: Failure, monitor: AttemptMonitor, number: int, decision: GiveUp, hangs: HangFiles) -> BaseException:
     """The exception to raise: the worker's own if it can be loaded here, with its traceback in a note."""
     why = f" ({decision.why})" if decision.why else ""
     load = monitor.ranks[failure.rank].load if failure.rank is not None and failure.kind == "exception" else None

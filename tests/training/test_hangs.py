@@ -151,7 +151,8 @@ def test_a_transform_that_never_returns_is_named(tmp_path: Path, hang: Callable[
 def test_a_loaders_worker_that_hangs_is_named(tmp_path: Path) -> None:
     _, stacks = hung(tmp_path, 1, sleeps, workers=1)
 
-    where = rf"rank 1 waits for its data loader's worker \(process \d+\), which is in its data loader's `sleeps` \({HERE}:\d+\)"
+    worker = r"rank 1 waits for its data loader's worker \(process \d+\), which is in its data loader's "
+    where = worker + rf"`sleeps` \({HERE}:\d+\)"
     assert re.fullmatch(where + r" since \d+ s; rank 0 waits for it in all_reduce \d+", stacks.splitlines()[0])
 
 
@@ -160,8 +161,13 @@ def test_ranks_that_call_different_collectives_are_named(tmp_path: Path) -> None
 
     sentence = stacks.splitlines()[0]
     called_by = rf"called by `SkipsACollective.on_train_epoch_end` \({HERE}:\d+\), since \d+ s"
-    assert re.match(rf"rank 0 waits in barrier \d+, {called_by}; rank 1 waits in \w+ \d+ of the process group 'hosts'", sentence)
-    assert re.search(r": the ranks call different collectives, .* Rank 1 hasn't called barrier \d+\. Rank 0 hasn't called \w+ \d+$", sentence)
+    assert re.match(
+        rf"rank 0 waits in barrier \d+, {called_by}; rank 1 waits in \w+ \d+ of the process group 'hosts'", sentence
+    )
+    assert re.search(
+        r": the ranks call different collectives, .* Rank 1 hasn't called barrier \d+\. Rank 0 hasn't called \w+ \d+$",
+        sentence,
+    )
 
 
 def test_a_rank_that_hangs_in_a_checkpoint_is_named(tmp_path: Path) -> None:

@@ -102,6 +102,12 @@ def explain(ranks: Mapping[int, Process], late: Collection[int] = ()) -> str:
     return sentence
 
 
+def explain_alone(process: Process) -> str:
+    """Say in one sentence where a process is that has no ranks beside it."""
+    place = where(process)
+    return f"process {process.pid} " + _with_since(place.text, [place])
+
+
 def where(process: Process) -> Where:
     """Say where a rank is."""
     if process.state in ("stopped", "traced", "ended", "uninterruptible"):
@@ -363,9 +369,7 @@ def _listed(words: Sequence[str]) -> str:
 
 def unchanged(before: Mapping[int, Process], after: Mapping[int, Process]) -> bool:
     """Return True if no rank has moved between two looks: the same calls, and the same collectives."""
-    return before.keys() == after.keys() and all(
-        _position(before[rank]) == _position(after[rank]) for rank in before
-    )
+    return before.keys() == after.keys() and all(_position(before[rank]) == _position(after[rank]) for rank in before)
 
 
 def _position(process: Process) -> tuple[object, ...]:

@@ -53,16 +53,12 @@ def ask(pids: Iterable[int], limit_s: float = LIMIT_S, native: bool = False) -> 
         return list(pool.map(lambda pid: _ask_tree(pid, children, until, native, []), pids))
 
 
-def _ask_tree(
-    pid: int, children: Mapping[int, list[int]], until: float, native: bool, asked: list[int]
-) -> Process:
+def _ask_tree(pid: int, children: Mapping[int, list[int]], until: float, native: bool, asked: list[int]) -> Process:
     """Ask a process, then those below it. `asked` counts them all."""
     asked.append(pid)
     process = _ask(pid, until, native)
     below = [
-        _ask_tree(child, children, until, native, asked)
-        for child in children.get(pid, [])
-        if len(asked) < MAX_CHILDREN
+        _ask_tree(child, children, until, native, asked) for child in children.get(pid, []) if len(asked) < MAX_CHILDREN
     ]
     return replace(process, children=tuple(below))
 
@@ -100,9 +96,13 @@ def _with_stacks(process: Process, files: Mapping[str, str], until: float) -> Pr
 
 def _without_ours(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
     """Leave out the thread that answers questions."""
-    return tuple(
-        thread for thread in threads if not any(frame.file == answering.__file__ for frame in thread.frames)
-    )
+    return tuple(thread for thread in threads if not any(frame.file == answering.__file__ for frame in thread.frames))
+
+
+def root_of(pid: int) -> int:
+    """The process that has started all ranks of this machine if `pid` is one of them; otherwise `pid`."""
+    is_rank = bool(_rank_of(proc.descriptors(pid, (answering.ANSWER,))))
+    return proc.parent_of(pid) or pid if is_rank else pid
 
 
 def _rank_of(files: Mapping[str, str]) -> dict[str, int]:
@@ -134,7 +134,7 @@ def _question(pid: int, files: Mapping[str, str], until: float) -> dict[str, Any
         return None
     asked_at = time.monotonic()
     until = min(until, asked_at + ANSWER_S)
-    with contextlib.suppress(OSError), open(files[name], "rb", buffering=0) as answers:
+    with contextlib.suppress(OSError), Path(files[name]).open("rb", buffering=0) as answers:
         number = name.removeprefix(answering.ANSWER).partition("-")[0]
         ask = os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK)
         try:
@@ -159,7 +159,7 @@ def _signalled_dump(pid: int, files: Mapping[str, str], until: float) -> str | N
     if path is None or not proc.catches(pid, answering.SIGNAL):
         return None
     until = min(until, time.monotonic() + DUMP_S)
-    with contextlib.suppress(OSError), open(path, "r+b", buffering=0) as dump:
+    with contextlib.suppress(OSError), Path(path).open("r+b", buffering=0) as dump:
         os.ftruncate(dump.fileno(), 0)
         blocked = proc.handling(pid, answering.SIGNAL)
         os.kill(pid, answering.SIGNAL)
@@ -173,8 +173,7 @@ def _signalled_dump(pid: int, files: Mapping[str, str], until: float) -> str | N
 def _is_python(pid: int) -> bool:
     """Return True if a process runs Python. py-spy needs a second to find out that one doesn't."""
     with contextlib.suppress(OSError):
-        if "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe")):
-            return True
+        return "python" in Path(f"/proc/{pid}/exe").readlink().name
     return False
 
 
@@ -194,5 +193,3 @@ def _py_spy(pid: int, until: float, option: str) -> tuple[Thread, ...]:
 def _py_spy_path() -> str | None:
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if beside.is_file() else shutil.which("py-spy")
-
-

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,28 +32,31 @@ def waits_in(pid: int) -> str:
     return ""
 
 
+def parent_of(pid: int) -> int:
+    """The parent of a process; 0 if it has none."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return 0
+
+
 def children() -> dict[int, list[int]]:
     """The children of each process of this machine."""
     found: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            rest = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()
-            found.setdefault(int(rest[1]), []).append(int(entry))
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            found.setdefault(parent_of(int(entry.name)), []).append(int(entry.name))
     return found
 
 
 def descriptors(pid: int, prefixes: Iterable[str]) -> dict[str, str]:
     """The memory files that a process has open, by name: the path to open each. Only names with these prefixes."""
-    wanted, found = tuple(prefixes), {}
+    wanted, found = tuple(prefixes), dict[str, str]()
     with contextlib.suppress(OSError):
-        for entry in os.listdir(f"/proc/{pid}/fd"):
-            path = f"/proc/{pid}/fd/{entry}"
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                name = os.readlink(path).removeprefix("/memfd:").removesuffix(" (deleted)")
+                name = str(entry.readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")
                 if name.startswith(wanted):
-                    found[name] = path
+                    found[name] = str(entry)
     return found
 
 
@@ -65,12 +67,11 @@ def catches(pid: int, signum: int) -> bool:
 
 def handling(pid: int, signum: int) -> set[str]:
     """The threads that have a signal pending or blocked, as they do while they handle it."""
-    bit, threads = 1 << (signum - 1), set()
+    bit, threads = 1 << (signum - 1), set[str]()
     with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            status = f"/proc/{pid}/task/{task}/status"
-            if any(_mask(status, field) & bit for field in ("SigPnd", "ShdPnd", "SigBlk")):
-                threads.add(task)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            if any(_mask(f"{task}/status", field) & bit for field in ("SigPnd", "ShdPnd", "SigBlk")):
+                threads.add(task.name)
     return threads
 
 

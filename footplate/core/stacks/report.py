@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from footplate.core.stacks.snapshot import Frame, Process
+from footplate.core.stacks.analysis import explain, explain_alone
+from footplate.core.stacks.snapshot import Frame, Process, ranks_of, without_ranks
 
 _BY = {
     "answer": "",
@@ -14,6 +15,18 @@ _BY = {
 }
 
 _BELOW = "/footplate/launch/bootstrap.py"  # below the function of a launch there is only the launcher
+
+
+def report_on(processes: Iterable[Process]) -> str:
+    """Explain and describe some processes and those below them, such as all processes of a job.
+
+    If there are ranks among them, the sentence is about these. Otherwise it is about each process.
+    """
+    processes = list(processes)
+    ranks = ranks_of(processes)
+    others = [other for process in processes if (other := without_ranks(process)) is not None]
+    sentence = explain(ranks) if ranks else "; ".join(map(explain_alone, processes))
+    return report(sentence, ranks, others)
 
 
 def report(sentence: str, ranks: Mapping[int, Process], others: Iterable[Process] = ()) -> str:

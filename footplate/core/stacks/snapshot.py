@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -125,7 +125,7 @@ def threads_from(values: Any) -> tuple[Thread, ...]:
     )
 
 
-def ranks_of(processes: Any) -> dict[int, Process]:
+def ranks_of(processes: Iterable[Process]) -> dict[int, Process]:
     """The ranks among some processes and their children, by rank, each without the ranks below it."""
     ranks = {}
     for root in processes:
@@ -134,3 +134,14 @@ def ranks_of(processes: Any) -> dict[int, Process]:
                 children = tuple(child for child in process.children if child.rank is None)
                 ranks[process.rank] = replace(process, children=children)
     return dict(sorted(ranks.items()))
+
+
+def without_ranks(process: Process) -> Process | None:
+    """A process with those below it, without ranks, and without processes that have nothing to show.
+
+    Returns None if nothing is left.
+    """
+    if process.rank is not None:
+        return None
+    children = tuple(child for child in map(without_ranks, process.children) if child is not None)
+    return replace(process, children=children) if process.threads or children else None
