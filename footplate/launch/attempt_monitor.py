@@ -74,6 +74,7 @@ class Rank:
     ended: bool = False
     killed: bool = False
     failure: Failure | None = None
+    late_s: float | None = None  # its silence when it was found to be late
 
 
 class AttemptMonitor:
@@ -160,6 +161,8 @@ class AttemptMonitor:
         """Kill ranks that are late, after all stacks were collected. Without such ranks, look for a stall."""
         living = [rank for rank in self.ranks if not rank.ended and not rank.killed]
         late = [rank for rank in living if now - rank.heard > self._limit_s(rank)]
+        for rank in self.ranks:
+            rank.late_s = (rank.late_s or now - rank.heard) if rank in late else None
         awaited = [rank.rank for rank in living if rank.alive]
         if late and self._watch.explains([rank.rank for rank in late], awaited, now):
             for rank in late:
@@ -220,7 +223,8 @@ class AttemptMonitor:
 
     def _freeze(self, rank: Rank, silence: float) -> None:
         kind, lost = "frozen" if rank.alive else "host", False
-        text = f"gave no sign of life for {silence:.0f} s" if rank.alive else f"did not start within {silence:.0f} s"
+        late_s = rank.late_s or silence
+        text = f"gave no sign of life for {late_s:.0f} s" if rank.alive else f"did not start within {late_s:.0f} s"
         machine_silence = self._group.silence_s(rank.rank)
         if machine_silence > self._timeouts.heartbeat_timeout_s / 2:
             kind, lost = "host", True

@@ -25,6 +25,7 @@ PIPELINE = Frame("BatchPipeline.next", "/venv/lib/python3.11/site-packages/footp
 LOOP = Frame("TrainingLoop.epoch", f"{SITE}/footplate/training/loop.py", 145)
 SAVING = Frame("save", f"{SITE}/footplate/checkpoint/saver.py", 50)
 FSYNC = Frame("write", f"{SITE}/footplate/checkpoint/files.py", 9)
+BOOTSTRAP = Frame("main", f"{SITE}/footplate/launch/bootstrap.py", 83)
 MAIN = Frame("<module>", "/home/me/train.py", 80)
 TRANSFORM = Frame("Flowers.transform", "/home/me/flowers.py", 31)
 STEP = Frame("Net.training_step", "/home/me/net.py", 12)
@@ -94,6 +95,7 @@ def test_the_sentence_of_the_task() -> None:
             "waits for its data loader, whose thread footplate-feed is in its data loader's `Flowers.transform` "
             "(/home/me/flowers.py:31)",
         ),
+        (rank(WAIT, WAIT, BOOTSTRAP), "has done its work, and waits for the other ranks to end"),
         (rank(INIT, LOOP), "waits until the other ranks join"),
         (rank(C10D, LOOP, number=0), "waits in all_reduce"),
         (rank(state="stopped"), "is stopped (SIGSTOP): it can't answer before it gets SIGCONT"),
@@ -155,6 +157,7 @@ def test_which_ranks_wait_for_which(ranks: dict[int, Process], sentence: str) ->
 def test_a_late_rank_never_counts_as_waiting() -> None:
     late = rank(C10D, LOOP, number=1204, state="stopped")
     assert explain({0: WAITS, 1: late}, late=[1]).endswith("; rank 0 waits for it in all_reduce 1,204")
+    assert explain({0: rank(STEP), 1: late}, late=[1]).startswith("rank 1 is stopped (SIGSTOP)")
     assert explain({0: WAITS}, late=[1]) == "rank 1 did not answer; rank 0 waits for it in all_reduce 1,204"
 
 

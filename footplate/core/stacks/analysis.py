@@ -40,6 +40,7 @@ _LOADER = re.compile(r"(/torch/utils/data/|/footplate/data/)")
 _LOADER_WORKER = re.compile(r"/torch/utils/data/_utils/worker\.py$")
 _CHECKPOINT = re.compile(r"(/footplate/checkpoint/|/footplate/training/saving\.py$|/torch/distributed/checkpoint/)")
 _DEFAULT_GROUP = "default_pg"  # torch's name
+LAUNCHER = "/footplate/launch/bootstrap.py"  # below the function of a launch there is only the launcher
 _SETUP = {"init_process_group", "new_group", "_store_based_barrier", "rendezvous", "_create_c10d_store"}
 _STATES = {
     "stopped": "is stopped (SIGSTOP): it can't answer before it gets SIGCONT",
@@ -86,9 +87,12 @@ def explain(ranks: Mapping[int, Process], late: Collection[int] = ()) -> str:
     others = {rank: place for rank, place in places.items() if rank not in waiting}
     places |= {rank: Where("did not answer") for rank in late if rank not in ranks}
     others |= {rank: place for rank, place in places.items() if rank not in ranks}
+    # A message may be cut, so ranks that are late come first.
+    groups = _grouped({rank: place.text for rank, place in others.items()})
+    groups.sort(key=lambda group: not set(group[1]) & set(late))
     clauses = [
         _subject(group) + " " + _with_since(_plural(text, group), [places[rank] for rank in group])
-        for text, group in _grouped({rank: place.text for rank, place in others.items()})
+        for text, group in groups
     ]
     culprits = len(others)
     waits = [
@@ -116,6 +120,8 @@ def where(process: Process) -> Where:
     if not process.main:
         return Where("did not answer, and its stack can't be read: install py-spy to see it", since_s=process.idle_s)
 
+    if _has_done_its_work(process.main):
+        return Where("has done its work, and waits for the other ranks to end")
     frames = process.main
     if any(frame.function.rpartition(".")[2] in _SETUP for frame in frames) and _COLLECTIVE.search(frames[0].file):
         return Where("waits until the other ranks join", in_setup=True)
@@ -151,6 +157,16 @@ def _reconsidered(ranks: Mapping[int, Process], places: Mapping[int, Where]) -> 
         if place.waits_for.number < newest.get(place.waits_for.group, 0):
             changed[rank] = Where(_at_work(process), since_s=_busy_since(process))
     return changed
+
+
+def _has_done_its_work(frames: Sequence[Frame]) -> bool:
+    """Return True if a worker's function has returned, so that only the launcher's calls are left, and calls that block."""
+    launcher = next((index for index, frame in enumerate(frames) if frame.file.endswith(LAUNCHER)), None)
+    if launcher is None:
+        return False
+    return frames[launcher].function in ("main", "_exit") and all(
+        _BLOCKS.search(frame.file) for frame in frames[:launcher]
+    )
 
 
 def _at_work(process: Process) -> str:

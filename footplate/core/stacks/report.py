@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from footplate.core.stacks.analysis import explain, explain_alone
+from footplate.core.stacks.analysis import LAUNCHER, explain, explain_alone
 from footplate.core.stacks.snapshot import Frame, Process, ranks_of, without_ranks
 
 _BY = {
@@ -13,9 +13,6 @@ _BY = {
     "py-spy": "py-spy read these stacks, as the process did not answer",
     "": "its stacks can't be read",
 }
-
-_BELOW = "/footplate/launch/bootstrap.py"  # below the function of a launch there is only the launcher
-
 
 def report_on(processes: Iterable[Process]) -> str:
     """Explain and describe some processes and those below them, such as all processes of a job.
@@ -70,6 +67,6 @@ def _body(process: Process, indent: str) -> Iterator[str]:
 
 def _frames(frames: Sequence[Frame], indent: str) -> Iterator[str]:
     for frame in frames:
-        if frame.file.endswith(_BELOW):
+        if frame.file.endswith(LAUNCHER):
             return
         yield f"{indent}{frame.function}  {frame.file}" + (f":{frame.line}" if frame.line else "")
