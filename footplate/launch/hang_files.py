@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from itertools import count
+import shutil
 from pathlib import Path
 
 from footplate.launch.hang_watch import Hang
@@ -45,14 +45,30 @@ class HangFiles:
         if self._directory is None:
             return None
         self._directory.mkdir(parents=True, exist_ok=True)
-        for number in count(1):
-            file = self._directory / f"hang-{number}.txt"
-            with contextlib.suppress(FileExistsError), file.open("x") as stream:
-                stream.write(text)
-                return file
-            if number > MAX_FILES:
-                return None
+        # Another process may read the file as soon as it has its name, so it is whole by then.
+        draft = self._directory / f".hang-{os.getpid()}"
+        draft.write_text(text)
+        try:
+            for number in range(1, MAX_FILES + 1):
+                file = self._directory / f"hang-{number}.txt"
+                if _named(draft, file):
+                    return file
+        finally:
+            draft.unlink()
         return None
+
+
+def _named(draft: Path, file: Path) -> bool:
+    """Give a draft its name. Return False if another file has it."""
+    try:
+        os.link(draft, file)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if file.exists():
+            return False
+        shutil.copyfile(draft, file)
+    return True
 
 
 def hang_files(directory: Path) -> list[Path]:

@@ -21,7 +21,9 @@ FETCH = Frame("_MapDatasetFetcher.fetch", f"{SITE}/torch/utils/data/_utils/fetch
 WORKER_LOOP = Frame("_worker_loop", f"{SITE}/torch/utils/data/_utils/worker.py", 320)
 POLL = Frame("_poll", "/usr/lib/python3.11/multiprocessing/connection.py", 257)
 WAIT = Frame("Condition.wait", "/usr/lib/python3.11/threading.py", 320)
-PIPELINE = Frame("BatchPipeline.next", "/venv/lib/python3.11/site-packages/footplate/data/pipeline/batch_pipeline.py", 99)
+PIPELINE = Frame(
+    "BatchPipeline.next", "/venv/lib/python3.11/site-packages/footplate/data/pipeline/batch_pipeline.py", 99
+)
 LOOP = Frame("TrainingLoop.epoch", f"{SITE}/footplate/training/loop.py", 145)
 SAVING = Frame("save", f"{SITE}/footplate/checkpoint/saver.py", 50)
 FSYNC = Frame("write", f"{SITE}/footplate/checkpoint/files.py", 9)
@@ -184,7 +186,9 @@ STATES = st.sampled_from(["running", "asleep", "stopped", "traced", "uninterrupt
 
 @st.composite
 def any_rank(draw: st.DrawFn) -> Process:
-    workers = draw(st.lists(st.builds(lambda frames, state: loader_worker(*frames, state=state), STACKS, STATES), max_size=2))
+    workers = draw(
+        st.lists(st.builds(lambda frames, state: loader_worker(*frames, state=state), STACKS, STATES), max_size=2)
+    )
     helpers = draw(st.lists(st.builds(lambda frames: Thread("footplate-x", False, tuple(frames)), STACKS), max_size=2))
     return rank(
         *draw(STACKS), number=draw(st.integers(0, 3)), state=draw(STATES), threads=tuple(helpers), children=tuple(workers),

@@ -14,6 +14,7 @@ _BY = {
     "": "its stacks can't be read",
 }
 
+
 def report_on(processes: Iterable[Process]) -> str:
     """Explain and describe some processes and those below them, such as all processes of a job.
 
