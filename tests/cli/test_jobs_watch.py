@@ -123,7 +123,7 @@ def test_a_job_shows_its_stacks_now_and_those_of_a_hang(submit, footplate, bench
 
     found = footplate("jobs", "stacks", "my_job")
     assert found.code == 0
-    where = rf"(is|are) in `(waits_for_the_file|until_there)` \(.*/task\.py:\d+\)"
+    where = r"(is|are) in `(waits_for_the_file|until_there)` \(.*/task\.py:\d+\)"
     assert re.search(where, found.out.splitlines()[0])
     assert re.search(r"^rank 0: process \d+", found.out, re.MULTILINE)
     assert re.search(r"^rank 1: process \d+", found.out, re.MULTILINE)

@@ -79,7 +79,10 @@ def test_the_sentence_of_the_task() -> None:
             f"({SITE}/footplate/checkpoint/files.py:9)",
         ),
         (
-            rank(POLL, LOADER, LOOP, children=(loader_worker(POLL, WORKER_LOOP), loader_worker(TRANSFORM, FETCH, WORKER_LOOP))),
+            rank(
+                POLL, LOADER, LOOP,
+                children=(loader_worker(POLL, WORKER_LOOP), loader_worker(TRANSFORM, FETCH, WORKER_LOOP)),
+            ),
             "waits for its data loader's worker (process 712), which is in its data loader's `Flowers.transform` "
             "(/home/me/flowers.py:31)",
         ),
@@ -90,7 +93,8 @@ def test_the_sentence_of_the_task() -> None:
         ),
         (
             rank(POLL, LOADER, LOOP, children=(loader_worker(), loader_worker(pid=713))),
-            "waits for its data loader's workers (process 712 and 713), whose stack can't be read: install py-spy to see it",
+            "waits for its data loader's workers (process 712 and 713), whose stack can't be read: install py-spy to see "
+            "it",
         ),
         (
             rank(WAIT, PIPELINE, LOOP, threads=(Thread("footplate-feed", False, (TRANSFORM, PIPELINE)),)),
@@ -107,8 +111,14 @@ def test_the_sentence_of_the_task() -> None:
             "`Net.training_step` (/home/me/net.py:12)",
         ),
         (rank(), "did not answer, and its stack can't be read: install py-spy to see it"),
-        (rank(BACKWARD, LOOP, MAIN, state="running"), "is in `<module>` (/home/me/train.py:80), which is in _engine_run_backward"),
-        (rank(C10D, LOOP, MAIN, completed=True, state="running"), "is in `<module>` (/home/me/train.py:80), which is in all_reduce"),
+        (
+            rank(BACKWARD, LOOP, MAIN, state="running"),
+            "is in `<module>` (/home/me/train.py:80), which is in _engine_run_backward",
+        ),
+        (
+            rank(C10D, LOOP, MAIN, completed=True, state="running"),
+            "is in `<module>` (/home/me/train.py:80), which is in all_reduce",
+        ),
     ],
 )  # fmt: skip
 def test_where_a_rank_is(process: Process, text: str) -> None:
@@ -121,10 +131,12 @@ def test_where_a_rank_is(process: Process, text: str) -> None:
         ({}, ""),
         (
             {0: TRANSFORMS, 1: TRANSFORMS},
-            "ranks 0 and 1 are in its data loader's `Flowers.transform` (/home/me/flowers.py:31) since 41 s",
+            "ranks 0 and 1 are in their data loader's `Flowers.transform` (/home/me/flowers.py:31) since 41 s",
         ),
-        (dict.fromkeys(range(8), WAITS) | {8: rank(STEP)}, "rank 8 is in `Net.training_step` (/home/me/net.py:12) since 41 s; "
-         "ranks 0-7 wait for it in all_reduce 1,204"),
+        (
+            dict.fromkeys(range(8), WAITS) | {8: rank(STEP)},
+            "rank 8 is in `Net.training_step` (/home/me/net.py:12) since 41 s; ranks 0-7 wait for it in all_reduce 1,204",
+        ),
         (
             {0: WAITS, 1: WAITS},
             "ranks 0 and 1 wait in all_reduce 1,204 since 41 s: all ranks have called it, so the network between them is "
@@ -133,8 +145,8 @@ def test_where_a_rank_is(process: Process, text: str) -> None:
         (
             {0: rank(C10D, MAIN, number=12), 1: rank(C10D, LOOP, number=11, operation="barrier")},
             "rank 0 waits in all_reduce 12, called by `<module>` (/home/me/train.py:80), since 41 s; rank 1 waits in "
-            "barrier 11 since 41 s: the ranks call different collectives, so they wait for each other. Rank 1 hasn't called "
-            "all_reduce 12",
+            "barrier 11 since 41 s: the ranks call different collectives, so they wait for each other. Rank 1 hasn't "
+            "called all_reduce 12",
         ),
         (
             {0: rank(INIT, LOOP, number=0), 1: rank(INIT, LOOP, number=0)},
@@ -178,7 +190,8 @@ def test_a_rank_has_moved_if_its_calls_or_collectives_differ() -> None:
 
 
 FRAMES = st.sampled_from([
-    C10D, WRAPPER, BACKWARD, INIT, LOADER, FETCH, WORKER_LOOP, POLL, WAIT, PIPELINE, LOOP, SAVING, MAIN, TRANSFORM, STEP, OPEN,
+    C10D, WRAPPER, BACKWARD, INIT, LOADER, FETCH, WORKER_LOOP, POLL, WAIT, PIPELINE, LOOP, SAVING, MAIN, TRANSFORM, STEP,
+    OPEN,
 ])  # fmt: skip
 STACKS = st.lists(FRAMES, max_size=5)
 STATES = st.sampled_from(["running", "asleep", "stopped", "traced", "uninterruptible", "ended"])

@@ -312,7 +312,9 @@ def _plural(text: str, group: Sequence[int]) -> str:
     verb, _, rest = text.partition(" ")
     if len(group) == 1:
         return text
-    return {"is": "are", "waits": "wait", "writes": "write", "has": "have", "did": "did"}[verb] + " " + rest
+    return {"is": "are", "waits": "wait", "writes": "write", "has": "have", "did": "did"}[verb] + f" {rest}".replace(
+        " its ", " their ", 1
+    )
 
 
 def _for_whom(culprits: int) -> str:
