@@ -65,6 +65,7 @@ class HangWatch:
         self._asked_for_late = False
         self._answers: dict[int, Process] = {}
         self._first_look: dict[int, Process] | None = None
+        self._first_look_at = now
 
     def progress(self, now: float) -> None:
         """Record that a rank has made progress."""
@@ -109,13 +110,14 @@ class HangWatch:
         """Compare the answers with those of the first look."""
         self._asked_at = None
         before, self._first_look = self._first_look, dict(self._answers)
+        between_s, self._first_look_at = now - self._first_look_at, now
         stalled_s = now - self._progress_at
         if before is None:
             self._look_at = now + min(SECOND_LOOK_S, self._stall_s)
             return None
         self._first_look = None
         self._look_at = now + stalled_s
-        if not analysis.unchanged(before, self._answers) or not (self._progressed or self._wait(stalled_s)):
+        if not analysis.unchanged(before, self._answers, between_s) or not (self._progressed or self._wait(stalled_s)):
             return None
         self.hang = _explained(self._answers, (), stalled_s)
         return self.hang

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -183,10 +184,16 @@ def test_a_process_without_ranks_is_explained_by_its_id() -> None:
 
 def test_a_rank_has_moved_if_its_calls_or_collectives_differ() -> None:
     later = rank(TRANSFORM, FETCH, LOADER, LOOP, MAIN, age_s=46.2)
-    assert unchanged({0: WAITS, 1: TRANSFORMS}, {0: WAITS, 1: later})
-    assert not unchanged({0: WAITS}, {0: WAITS, 1: TRANSFORMS})
-    assert not unchanged({0: WAITS}, {0: IN_BACKWARD})
-    assert not unchanged({0: WAITS}, {0: rank(C10D, WRAPPER, LOOP, MAIN, number=1205)})
+    assert unchanged({0: WAITS, 1: TRANSFORMS}, {0: WAITS, 1: later}, 5.0)
+    assert not unchanged({0: WAITS}, {0: WAITS, 1: TRANSFORMS}, 5.0)
+    assert not unchanged({0: WAITS}, {0: IN_BACKWARD}, 5.0)
+    assert not unchanged({0: WAITS}, {0: rank(C10D, WRAPPER, LOOP, MAIN, number=1205)}, 5.0)
+
+
+def test_a_rank_has_moved_if_it_has_made_progress_though_its_calls_are_the_same() -> None:
+    before = {0: rank(STEP, LOOP, MAIN, idle_s=0.1)}
+    assert not unchanged(before, {0: rank(STEP, LOOP, MAIN, idle_s=4.9)}, 5.0)
+    assert unchanged(before, {0: rank(STEP, LOOP, MAIN, idle_s=5.1)}, 5.0)
 
 
 FRAMES = st.sampled_from([
@@ -194,7 +201,7 @@ FRAMES = st.sampled_from([
     OPEN,
 ])  # fmt: skip
 STACKS = st.lists(FRAMES, max_size=5)
-STATES = st.sampled_from(["running", "asleep", "stopped", "traced", "uninterruptible", "ended"])
+STATES = st.sampled_from(get_args(State))
 
 
 @st.composite

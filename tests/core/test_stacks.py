@@ -103,7 +103,7 @@ def test_a_process_whose_c_code_keeps_the_gil_answers_a_signal(start: Start) -> 
 def test_a_stopped_process_keeps_its_rank_and_can_be_asked_again(start: Start) -> None:
     pid = start("time.sleep(300)", RANK="1", WORLD_SIZE="2")
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: proc.state_of(pid)[0] == "stopped")
+    until(lambda: (proc.state_of(pid) or ("ended", ""))[0] == "stopped")
     stopped = asked(pid)
     os.kill(pid, signal.SIGCONT)
 

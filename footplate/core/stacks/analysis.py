@@ -385,8 +385,16 @@ def _listed(words: Sequence[str]) -> str:
     return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else "".join(words)
 
 
-def unchanged(before: Mapping[int, Process], after: Mapping[int, Process]) -> bool:
-    """Return True if no rank has moved between two looks: the same calls, and the same collectives."""
+def unchanged(before: Mapping[int, Process], after: Mapping[int, Process], between_s: float) -> bool:
+    """Return True if no rank has moved between two looks: the same calls, the same collectives, and no progress.
+
+    Args:
+        before: the ranks at the first look.
+        after: the ranks at the second look.
+        between_s: the time between the looks.
+    """
+    if any(process.idle_s is not None and process.idle_s < between_s for process in after.values()):
+        return False
     return before.keys() == after.keys() and all(_position(before[rank]) == _position(after[rank]) for rank in before)
 
 

@@ -38,6 +38,7 @@ MAX_FRAMES = 100
 _supported = sys.platform == "linux" and hasattr(os, "memfd_create")
 _progress_at: float | None = None
 _open: list[int] = []  # the descriptors of this process
+_childs_dump: list[int] = []  # the file of a forked child that has not called `answer`
 _lock = threading.Lock()
 
 
@@ -53,6 +54,7 @@ def answer() -> None:
             answers = os.memfd_create(name, os.MFD_CLOEXEC)
             _open.extend((questions, ask, answers))
             _dump_at_signal(all_threads=True)
+            _close(_childs_dump)
             threading.Thread(target=_serve, args=(questions, answers), name=THREAD, daemon=True).start()
 
 
@@ -149,20 +151,23 @@ def _after_fork_in_child() -> None:
     """Leave the parent's descriptors to the parent. Answer the signal in a file of this process."""
     global _lock
     _lock = threading.Lock()
-    if not _open:
+    if not _open and not _childs_dump:
         return
-    for descriptor in _open:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _open.clear()
+    _close(_open)
+    _close(_childs_dump)
     with contextlib.suppress(OSError, RuntimeError):
         _dump_at_signal(all_threads=False)
         # A later call of `answer` in this process opens the other descriptors.
-        _children_dumps.extend(_open)
+        _childs_dump.extend(_open)
         _open.clear()
 
 
-_children_dumps: list[int] = []
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    descriptors.clear()
+
 
 if _supported:
     os.register_at_fork(after_in_child=_after_fork_in_child)
