@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": Command("footplate.cli.plan", "predict memory, step time and price of a training on other hardware"),
     "jobs": Command("footplate.cli.jobs", "submit, check and watch training jobs"),
     "server": Command("footplate.cli.server", "serve jobs over HTTP, with a web page to watch them"),
+    "stacks": Command("footplate.cli.stacks", "show where a training on this machine is now, and which ranks wait"),
     "catalog": Command("footplate.cli.catalog", "show machine types, accelerators and regions, and which fit together"),
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),
     "doctor": Command("footplate.cli.doctor", "show the accelerators of this machine, and problems with them"),

@@ -1,4 +1,4 @@
-"""`footplate jobs list | describe | stream-logs | cancel | wait | delete | resubmit | clean | daemon`: submitted jobs.
+"""Submitted jobs: `footplate jobs list | describe | stacks | stream-logs | cancel | wait | delete | resubmit | …`.
 
 `wait` and `stream-logs` end with the job: 0 if it succeeded, otherwise 1. Ctrl-C ends these commands, not the job.
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.cli.arguments import make_parser
 from footplate.cli.formats import add_format, show_as
+from footplate.cli.stacks import add_native
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _EVERY_S = 5.0
 _ABOUT = {
     "list": "list jobs, the newest first",
     "describe": "describe a job: its history, with times and causes, and its processes",
+    "stacks": "show where a running job's processes are now, and which ranks wait for which",
     "stream-logs": "print a job's output, from the beginning until the job ends",
     "cancel": "end a job; its processes first get time to save",
     "wait": "wait until a job ends",
@@ -60,6 +62,8 @@ def add_to(commands: Any, only: str | None = None) -> None:
             command.add_argument("--limit", type=int, default=SHOWN, help="the largest number of jobs; 0 for all")
         if action == "stream-logs":
             command.add_argument("--tail", type=int, help="print only this many lines of the existing output")
+        if action == "stacks":
+            add_native(command)
         if action in ("list", "cancel", "wait", "resubmit"):
             add_format(command)
         if action == "cancel":
@@ -179,6 +183,13 @@ def _describe(jobs: Jobs, parsed: Namespace) -> int:
     return 0
 
 
+def _stacks(jobs: Jobs, parsed: Namespace) -> int:
+    from footplate.jobs.hangs import stacks_of
+
+    print(stacks_of(jobs.store, jobs.find(parsed.name), parsed.native), end="")
+    return 0
+
+
 def tell(jobs: Jobs, parsed: Namespace, sentence: str) -> None:
     """Print a sentence about a job or, with `--format`, everything about it."""
     show_as(parsed.format, description(jobs, jobs.store.find(parsed.name)), lambda: sentence)
@@ -186,6 +197,8 @@ def tell(jobs: Jobs, parsed: Namespace, sentence: str) -> None:
 
 def description(jobs: Jobs, job: Job) -> dict[str, Any]:
     """A job with its history, as plain values."""
+    from footplate.jobs.hangs import hangs_of
+
     return {
         "jobId": job.name,
         "state": str(job.state),
@@ -224,6 +237,10 @@ def description(jobs: Jobs, job: Job) -> dict[str, Any]:
             }
             for process in jobs.store.processes(job.name)
         ],
+        "hangs": [
+            {"attempt": hang.attempt, "sentence": hang.sentence, "stacks": str(hang.file)}
+            for hang in hangs_of(jobs.home, job.name)
+        ],
         "spec": {key: value for key, value in job.spec.items() if key != "notices"},
     }
 
@@ -241,7 +258,13 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         f"{process['outcome'] or 'runs, or was lost'}"
         for process in shown["processes"]
     ]
-    return [*facts, "", "history:", *steps, *(["", "processes:", *ran] if ran else [])]
+    hung = [
+        line
+        for hang in shown["hangs"]
+        for line in (f"  attempt {hang['attempt']}  {hang['sentence']}", f"             all stacks: {hang['stacks']}")
+    ]
+    parts = {"history:": steps, "processes:": ran, "hangs:": hung}
+    return facts + [line for title, lines in parts.items() if lines for line in ("", title, *lines)]
 
 
 def _stream_logs(jobs: Jobs, parsed: Namespace) -> int:
@@ -308,6 +331,7 @@ def _daemon(jobs: Jobs, parsed: Namespace) -> int:
 _ACTIONS: dict[str, Callable[[Jobs, Any], int]] = {
     "list": _list,
     "describe": _describe,
+    "stacks": _stacks,
     "stream-logs": _stream_logs,
     "cancel": _cancel,
     "wait": _wait,

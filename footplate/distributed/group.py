@@ -180,7 +180,8 @@ def join(world: World, backend: str, device: torch.device) -> Group:
             f"WORLD_SIZE say {world.rank} of {world.size}. Leave the initialisation to the trainer, or set the variables."
         )
     if _default_group is not dist.group.WORLD:
-        _host_group, _default_group = dist.new_group(backend="gloo", timeout=TIMEOUT), dist.group.WORLD
+        _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc="hosts")
+        _default_group = dist.group.WORLD
     return Group(world, _host_group)
 
 

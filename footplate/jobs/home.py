@@ -16,6 +16,7 @@
     given.json              the variables of --env
     attempt-1/master-0.log  the output of a process; when the file is full, master-0.log.1 follows
     attempt-1/master-0.log.cut  the number of bytes that were deleted, if the output was longer than FOOTPLATE_LOG_MB
+    attempt-1/hang-1.txt    the stacks of all ranks of a launch that hung; the first line says which rank was where
     attempt-1/usage.csv     how much of the machine its processes used
 """
 

@@ -9,7 +9,8 @@ killed:
 - All ranks have reported: they have `grace_s` for their exit handlers.
 - The supervisor itself was asked to end: see `stop`.
 
-A rank that gives no sign of life for `heartbeat_timeout_s` is killed. If its machine was silent, too, the machine is lost,
+A rank that gives no sign of life for `heartbeat_timeout_s` is killed, after `hang_watch.py` has collected the stacks of all
+ranks. If its machine was silent, too, the machine is lost,
 which is a failure of the host. Otherwise the rank is frozen. Time only counts while the supervisor itself is awake: after
 it was suspended, the ranks' signs of life wait to be read, and no deadline has passed.
 """
@@ -24,7 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from footplate.launch.failure import Failure, cause_of, of_exit
-from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Report, Reported, WorkerGroup
+from footplate.launch.hang_watch import STALL_S, Hang, HangWatch
+from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Report, Reported, Stacks, WorkerGroup
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class Timeouts:
     heartbeat_timeout_s: float = 30.0
     grace_s: float = 30.0
     peers_grace_s: float = 5.0
+    stall_s: float = STALL_S
 
 
 @dataclass
@@ -73,6 +76,7 @@ class Rank:
     ended: bool = False
     killed: bool = False
     failure: Failure | None = None
+    late_s: float | None = None  # its silence when it was found to be late
 
 
 class AttemptMonitor:
@@ -83,6 +87,9 @@ class AttemptMonitor:
         attempt: the attempt.
         clock: counts time awake.
         timeouts: how long to wait.
+
+    Attributes:
+        stall: a new explanation of a stall, for the user. Whoever reports it sets it to None.
     """
 
     def __init__(self, group: WorkerGroup, attempt: Attempt, clock: AwakeClock, timeouts: Timeouts) -> None:
@@ -91,9 +98,16 @@ class AttemptMonitor:
         self._group = group
         self._clock = clock
         self._timeouts = timeouts
+        self._watch = HangWatch(group, timeouts.stall_s, now)
         self._kill_at = float("inf")
         self._stopping = False
         self._released = False
+        self.stall: Hang | None = None
+
+    @property
+    def hang(self) -> Hang | None:
+        """The explanation of the latest hang, unless a rank has made progress since; None if there is none."""
+        return self._watch.hang
 
     @property
     def over(self) -> bool:
@@ -124,6 +138,10 @@ class AttemptMonitor:
             rank = self.ranks[event.rank]
             rank.alive, rank.heard = True, self._clock.look()
             rank.progressed |= event.progressed
+            if event.progressed:
+                self._watch.progress(rank.heard)
+        elif isinstance(event, Stacks):
+            self._watch.take(event.rank, event.process)
         elif isinstance(event, Reported):
             self._record_report(self.ranks[event.rank], event)
         elif isinstance(event, Ended):
@@ -132,11 +150,7 @@ class AttemptMonitor:
     def look(self) -> None:
         """Find frozen ranks, release ranks that have all reported, kill ranks whose time has passed."""
         now = self._clock.look()
-        for rank in self.ranks:
-            silence = now - rank.heard
-            limit = self._timeouts.heartbeat_timeout_s if rank.alive else START_S
-            if silence > limit and not rank.ended and not rank.killed:
-                self._freeze(rank, silence)
+        self._look_for_hangs(now)
         if not self._released and all(rank.report is not None or rank.ended for rank in self.ranks):
             self._released = True
             self._group.release()
@@ -144,6 +158,23 @@ class AttemptMonitor:
         if now >= self._kill_at:
             for rank in self.ranks:
                 self._kill(rank)
+
+    def _look_for_hangs(self, now: float) -> None:
+        """Kill ranks that are late, after all stacks were collected. Without such ranks, look for a stall."""
+        living = [rank for rank in self.ranks if not rank.ended and not rank.killed]
+        late = [rank for rank in living if now - rank.heard > self._limit_s(rank)]
+        for rank in self.ranks:
+            rank.late_s = (rank.late_s or now - rank.heard) if rank in late else None
+        awaited = [rank.rank for rank in living if rank.alive]
+        if late and self._watch.explains([rank.rank for rank in late], awaited, now):
+            for rank in late:
+                self._freeze(rank, now - rank.heard)
+        elif not late and awaited and all(rank.report is None for rank in self.ranks) and not self._stopping:
+            self.stall = self._watch.look(awaited, now) or self.stall
+
+    def _limit_s(self, rank: Rank) -> float:
+        """The longest silence of a rank."""
+        return self._timeouts.heartbeat_timeout_s if rank.alive else START_S
 
     def stop(self, signum: signal.Signals) -> None:
         """Pass a signal on to all ranks.
@@ -194,7 +225,8 @@ class AttemptMonitor:
 
     def _freeze(self, rank: Rank, silence: float) -> None:
         kind, lost = "frozen" if rank.alive else "host", False
-        text = f"gave no sign of life for {silence:.0f} s" if rank.alive else f"did not start within {silence:.0f} s"
+        late_s = rank.late_s or silence
+        text = f"gave no sign of life for {late_s:.0f} s" if rank.alive else f"did not start within {late_s:.0f} s"
         machine_silence = self._group.silence_s(rank.rank)
         if machine_silence > self._timeouts.heartbeat_timeout_s / 2:
             kind, lost = "host", True

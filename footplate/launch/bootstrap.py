@@ -2,6 +2,7 @@
 
 1. Output goes to the pipes that the supervisor reads; the environment gets `RANK` and the rest.
 2. A thread starts to send a sign of life each second. If the supervisor is gone, it kills this process and its children.
+   Another thread answers questions for the stacks of this process (`core/stacks/answering.py`).
 3. Rank 0 hosts the store of this attempt's rendezvous, on a socket that listens already: no other process can take its
    port.
 4. The function is unpickled and called.
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from footplate.core.errors import FootplateError, LaunchError
+from footplate.core.stacks import answering
 from footplate.hardware.machine import usable_cores
 from footplate.launch import failure, payload, script, worker
 from footplate.launch.rendezvous import host_store
@@ -69,6 +71,7 @@ def main(spec: WorkerSpec, fds: list[int]) -> NoReturn:
     _redirect(out, err)
     _reseed()
     _share_cores()
+    answering.answer()
     link = SupervisorLink(socket.socket(fileno=control))
     worker.connect(link)
 

@@ -135,7 +135,7 @@ class ForkServer:
             if pid == 0:
                 self._become_worker(server_pid, message["worker"], fds)
             self._workers[pid] = number
-            self._send_event({"event": "forked", "number": number})
+            self._send_event({"event": "forked", "number": number, "pid": pid})
             # The worker has closed it already, or has ended.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)

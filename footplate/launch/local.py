@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from footplate.core.errors import LaunchError
+from footplate.core.stacks import asking
 from footplate.launch import bootstrap, fork_server_pool, payload, rendezvous, terminal, wire
 from footplate.launch.dispatch import Waker, dispatch_ready
 from footplate.launch.failure import of_exit
 from footplate.launch.fork_server_pool import ServerKey, ServerProcess
 from footplate.launch.rendezvous import Share
-from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Stream, Wrote
+from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Stacks, Stream, Wrote
 
 KILL_S = 5.0
 READ_BYTES = 1 << 16
@@ -48,6 +51,7 @@ class _Worker:
     control: socket.socket
     report_fd: int
     outputs: dict[int, tuple[Stream, bool]]
+    pid: int | None = None
     ended: bool = False
     killed_at: float | None = None
 
@@ -102,6 +106,7 @@ class LocalWorkerGroup:
         # The workers, by number.
         self._workers: dict[int, _Worker] = {}
         self._events: list[Event] = []
+        self._stacks: queue.SimpleQueue[Stacks] = queue.SimpleQueue()  # filled by a thread
 
     def begin(self, attempt: Attempt) -> None:
         size = len(attempt.slots)
@@ -130,6 +135,8 @@ class LocalWorkerGroup:
     def wait(self, timeout_s: float) -> list[Event]:
         dispatch_ready(self._selector, 0 if self._events else timeout_s)
         self._kill_stuck_server()
+        while not self._stacks.empty():
+            self._events.append(self._stacks.get())
         events, self._events = self._events, []
         return events
 
@@ -144,6 +151,16 @@ class LocalWorkerGroup:
         for worker in self._workers.values():
             if worker.rank == rank and worker.killed_at is None:
                 worker.killed_at = time.monotonic()
+
+    def ask_stacks(self, limit_s: float, native: bool) -> None:
+        pids = {worker.pid: worker.rank for worker in self._workers.values() if worker.pid and not worker.ended}
+
+        def run() -> None:
+            for process in asking.ask(pids, limit_s, native):
+                self._stacks.put(Stacks(pids[process.pid], process))
+            self.wake()
+
+        threading.Thread(target=run, name="footplate-asks", daemon=True).start()
 
     def release(self) -> None:
         for worker in self._workers.values():
@@ -235,7 +252,9 @@ class LocalWorkerGroup:
                 f"A worker process can't import what it needs ({', '.join(self._preload)}):\n{message['text']}"
             )
         elif message["event"] == "forked":
-            self._events.append(Alive(self._workers[message["number"]].rank))
+            worker = self._workers[message["number"]]
+            worker.pid = message["pid"]
+            self._events.append(Alive(worker.rank))
         elif message["event"] == "not forked":
             server.sound = False
             self._end(self._workers[message["number"]], None, time.monotonic(), message["text"])

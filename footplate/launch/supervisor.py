@@ -29,6 +29,8 @@ from footplate.launch import payload, pickling, worker
 from footplate.launch.attempt_monitor import TICK_S, AttemptMonitor, AwakeClock, Rank, Timeouts
 from footplate.launch.backends import Backend, Local
 from footplate.launch.failure import Failure
+from footplate.launch.hang_files import HANGS_DIR, HangFiles
+from footplate.launch.hang_watch import STALL_S
 from footplate.launch.output import Output, Show
 from footplate.launch.policy import Again, GiveUp, Restarts, State, decide
 from footplate.launch.worker_group import Attempt, WorkerGroup, Wrote
@@ -51,6 +53,8 @@ def launch(
     preload: Sequence[str] = ("torch",),
     heartbeat_timeout_s: float = 30.0,
     grace_s: float = 30.0,
+    hangs_dir: str | os.PathLike[str] | None = None,
+    stall_s: float = STALL_S,
 ) -> Any:
     """Call `fn(*args)` in `world_size` processes, again after failures; return the result of rank 0.
 
@@ -71,6 +75,10 @@ def launch(
         preload: libraries to import once, before the workers are forked. They must not start threads or touch a device.
         heartbeat_timeout_s: silence after which a rank counts as frozen and is killed.
         grace_s: how long workers may take to end after SIGTERM.
+        hangs_dir: a directory for the stacks of ranks that hang, in `hang-1.txt` and so on; None for `log_dir`. In a job,
+            the attempt's folder comes first.
+        stall_s: time without progress after which the stacks of all ranks are collected, and a warning names the rank that
+            hangs.
 
     Raises:
         ConfigError: a number is out of range.
@@ -82,7 +90,8 @@ def launch(
             `FootplateError` is raised at once.
     """
     _check(world_size, restarts)
-    timeouts = Timeouts(heartbeat_timeout_s, grace_s, restarts.peers_grace_s)
+    timeouts = Timeouts(heartbeat_timeout_s, grace_s, restarts.peers_grace_s, stall_s)
+    hangs = HangFiles(os.environ.get(HANGS_DIR) or hangs_dir or log_dir)
     payload_fd, launch_id = payload.create(), secrets.token_hex(8)
     try:
         _pack(payload_fd, fn, args)
@@ -91,7 +100,7 @@ def launch(
         output = Output(Path(log_dir) if log_dir is not None else None, show)
         try:
             with Interrupts(group.wake) as interrupts:
-                return Supervisor(group, output, interrupts, restarts, name, timeouts).run(world_size)
+                return Supervisor(group, output, interrupts, restarts, name, timeouts, hangs).run(world_size)
         finally:
             group.close()
             output.close()
@@ -131,6 +140,7 @@ class Supervisor:
         restarts: Restarts,
         name: str,
         timeouts: Timeouts,
+        hangs: HangFiles,
     ) -> None:
         self._group = group
         self._output = output
@@ -138,6 +148,7 @@ class Supervisor:
         self._restarts = restarts
         self._name = name
         self._timeouts = timeouts
+        self._hangs = hangs
         self._clock = AwakeClock()
         self._first_signal: signal.Signals | None = None
         # True after SIGINT.
@@ -159,8 +170,8 @@ class Supervisor:
 
             decision = decide(self._restarts, state, failure, monitor.progressed)
             if isinstance(decision, GiveUp):
-                raise _error(failure, monitor, number, decision)
-            self._announce(failure, number, decision)
+                raise _error(failure, monitor, number, decision, self._hangs)
+            self._announce(failure, monitor, number, decision)
             self._pause(decision.delay_s)
             state, number = decision.state, number + 1
 
@@ -170,6 +181,8 @@ class Supervisor:
         monitor = AttemptMonitor(self._group, attempt, self._clock, self._timeouts)
         while not monitor.over:
             self._run_round(monitor, TICK_S)
+        if monitor.hang is not None:
+            self._hangs.write(monitor.hang)
         for rank in monitor.ranks:
             self._output.end(rank.rank)
             if rank.failure is not None and rank.failure.traceback:
@@ -192,6 +205,13 @@ class Supervisor:
             self._first_signal = self._first_signal or signum
             self._interrupted |= signum == signal.SIGINT
         monitor.look()
+        if monitor.stall is not None:
+            stall, monitor.stall = monitor.stall, None
+            file = self._hangs.write(stall)
+            log.warning(
+                "%s: no progress for %.0f s: %s.%s",
+                self._name, stall.stalled_s or 0.0, stall.sentence, f" All stacks: {file}" if file else "",
+            )  # fmt: skip
 
     def _pause(self, delay_s: float) -> None:
         """Wait before the next attempt. A signal ends the launch."""
@@ -217,13 +237,15 @@ class Supervisor:
                 "Return something that can be pickled, such as numbers, tensors or a state_dict."
             ) from error
 
-    def _announce(self, failure: Failure, number: int, decision: Again) -> None:
+    def _announce(self, failure: Failure, monitor: AttemptMonitor, number: int, decision: Again) -> None:
         when = f"in {decision.delay_s:g} s" if decision.delay_s else "now"
         given_up = f", without slot {decision.dropped}" if decision.dropped is not None else ""
         log.warning(
             "%s: %s in attempt %d; attempt %d starts %s%s (%s)",
             self._name, failure, number, number + 1, when, given_up, decision.budget,
         )  # fmt: skip
+        if monitor.hang is not None:
+            log.warning("%s: %s", self._name, self._hangs.described(monitor.hang))
         if failure.traceback:
             log.info("%s", failure.traceback)
 
@@ -260,15 +282,18 @@ def failure_of(error: BaseException) -> Failure | None:
     return vars(error).get("_footplate_failure")
 
 
-def _error(failure: Failure, monitor: AttemptMonitor, number: int, decision: GiveUp) -> BaseException:
+def _error(failure: Failure, monitor: AttemptMonitor, number: int, decision: GiveUp, hangs: HangFiles) -> BaseException:
     """The exception to raise: the worker's own if it can be loaded here, with its traceback in a note."""
     why = f" ({decision.why})" if decision.why else ""
     load = monitor.ranks[failure.rank].load if failure.rank is not None and failure.kind == "exception" else None
     error = _loaded_exception(load)
+    hang = hangs.described(monitor.hang) if monitor.hang is not None else ""
     if error is None:
-        error = LaunchError("\n".join(filter(None, (f"{failure} in attempt {number}{why}.", failure.traceback))))
+        error = LaunchError("\n".join(filter(None, (f"{failure} in attempt {number}{why}.", failure.traceback, hang))))
     else:
         error.add_note(f"Raised by rank {failure.rank} in attempt {number}{why}:\n{failure.traceback}")
+        if hang:
+            error.add_note(hang)
     vars(error)["_footplate_failure"] = failure
     return error
 

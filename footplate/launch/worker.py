@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Protocol
 
+from footplate.core.stacks import answering
+
 # The environment variable with the launch's unique id.
 LAUNCH = "FOOTPLATE_LAUNCH"
 # ASCII's "record separator" begins a line for the driver, which always shows it.
@@ -77,6 +79,7 @@ def progressed() -> None:
 
     After progress, a failure is followed by a restart at once. Without progress, each restart waits longer than the last.
     """
+    answering.progressed()
     if _link is not None:
         _link.progressed()
 

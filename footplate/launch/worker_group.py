@@ -6,6 +6,7 @@ The supervisor decides, a worker group acts: on processes of this machine (`loca
     supervisor                          worker group
     begin(attempt)        ───────►      starts one worker for each rank, with a new rendezvous
     wait(timeout_s)       ◄───────      the events since then: signs of life, output, reports, ends
+    ask_stacks            ───────►      `Stacks` of all ranks follow as events
     send, kill, release   ───────►      a signal to a rank; the end of a rank; "all have reported, you may end"
     close()               ───────►      nothing is left when it returns
 
@@ -19,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+from footplate.core.stacks.snapshot import Process
 
 Stream = Literal["stdout", "stderr"]
 
@@ -108,7 +111,15 @@ class Ended:
     all_ranks: bool = False
 
 
-Event = Alive | Wrote | Reported | Ended
+@dataclass(frozen=True)
+class Stacks:
+    """The stacks of a rank, after `ask_stacks`."""
+
+    rank: int
+    process: Process
+
+
+Event = Alive | Wrote | Reported | Ended | Stacks
 
 
 class WorkerGroup(Protocol):
@@ -136,6 +147,15 @@ class WorkerGroup(Protocol):
 
     def kill(self, rank: int) -> None:
         """Kill a rank's process and what it has started, at once."""
+        ...
+
+    def ask_stacks(self, limit_s: float, native: bool) -> None:
+        """Ask for the stacks of all ranks. Doesn't wait: `Stacks` arrive, of ranks that exist.
+
+        Args:
+            limit_s: the answers may take this time on a rank's machine.
+            native: read native stacks, too, where py-spy is installed and allowed. It pauses the ranks for a moment.
+        """
         ...
 
     def release(self) -> None:

@@ -108,6 +108,14 @@ class ProcessView(Wire):
     outcome: str
 
 
+class HangView(Wire):
+    """A hang that was explained. `stacks` has the stacks of all ranks."""
+
+    attempt: int
+    sentence: str
+    stacks: str
+
+
 class JobView(JobRow):
     """A job with all details. `submitted` is its spec as written, `resolved` is the spec with all values filled in."""
 
@@ -119,6 +127,7 @@ class JobView(JobRow):
     job_dir: str | None
     transitions: list[TransitionView]
     processes: list[ProcessView]
+    hangs: list[HangView]
     submitted: dict[str, Any]
     resolved: dict[str, Any]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from footplate.jobs.hangs import hangs_of
 from footplate.jobs.operations import Jobs
 from footplate.jobs.record import Job
 from footplate.jobs.redaction import Mask
@@ -14,6 +15,7 @@ from footplate.server.models import (
     Checked,
     Error,
     ErrorView,
+    HangView,
     Holds,
     JobRow,
     JobView,
@@ -64,6 +66,10 @@ def view(jobs: Jobs, job: Job, mask: Mask) -> JobView:
                 outcome=mask.text(process.outcome),
             )
             for process in jobs.store.processes(job.name)
+        ],
+        hangs=[
+            HangView(attempt=hang.attempt, sentence=mask.text(hang.sentence), stacks=mask.text(hang.text))
+            for hang in hangs_of(jobs.home, job.name)
         ],
         submitted=mask.all(submitted(job)),
         resolved=mask.all({key: job.spec[key] for key in RESOLVED if key in job.spec}),

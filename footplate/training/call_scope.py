@@ -22,6 +22,7 @@ from footplate.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
 from footplate.callbacks.ambient import present
 from footplate.core.errors import CheckpointError
 from footplate.core.hooks import Hooks, order_of, overrides
+from footplate.core.stacks import answering
 from footplate.tracking.base import Status
 from footplate.training.argument_checks import as_list
 from footplate.training.changes import changed, take_callbacks, warn_of_late_changes
@@ -43,6 +44,7 @@ def called(run: Run) -> Iterator[None]:
     """Begin and end a call, around a `with` block."""
     stage = run.stage
     assert stage is not None
+    answering.answer()
     with running(run):
         attach(run.trainer, stage, run.module, run.datamodule)
         join(run)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from footplate.core.hooks import overrides
+from footplate.core.stacks import answering
 from footplate.data.adapters.evaluation import tell_samplers
 from footplate.data.adapters.rank_shares import even, weigher
 from footplate.distributed.uneven_loaders import close, together
@@ -107,6 +108,9 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
                         hook(output, batch, batch_idx, *positions)
                     if sink is not None:
                         sink(output, batch_idx, index)
+
+                # Restarts count steps of training alone as progress, but a long evaluation is no stall.
+                answering.progressed()
 
                 # Ranks with equal numbers of batches agree on a signal. A single process ends at once.
                 if alike and run.group.is_distributed:

@@ -113,6 +113,7 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
             name=f"trainer.{method}",
             preload=("footplate.training.trainer", "footplate.distributed.ddp", "torch._dynamo"),
             heartbeat_timeout_s=config.heartbeat_timeout,
+            hangs_dir=trainer.run_dir.absolute() / "hangs",
         )  # fmt: skip
     _take_home(trainer, inside(module), arguments.get("datamodule"), outcome)
     return outcome.returned

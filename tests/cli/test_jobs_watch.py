@@ -1,4 +1,4 @@
-"""`footplate jobs list | describe | stream-logs | cancel | wait | delete | resubmit | daemon`."""
+"""`footplate jobs list | describe | stacks | stream-logs | cancel | wait | delete | resubmit | daemon`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import yaml
@@ -92,6 +93,52 @@ def test_describe_tells_what_has_happened(submit, footplate, bench):  # noqa: F8
     assert found["processes"][0]["outcome"] == "ended with exit code 0"
     assert found["spec"]["trainingInput"]["pythonModule"] == "trainer.task"
     assert "history:" in footplate("jobs", "describe", "my_job", "--format", "table").out
+
+
+HANGS = """
+from footplate.launch import Restarts, launch
+
+def waits_for_the_file():
+    (place / ("ready-" + os.environ["RANK"])).touch()
+    until_there("go")
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(300)
+
+if __name__ == "__main__":
+    try:
+        launch(waits_for_the_file, world_size=2, preload=(), heartbeat_timeout_s=2, restarts=Restarts(0, peers_grace_s=0.1))
+    except Exception as error:
+        print(error)
+        sys.exit(2)
+"""
+
+
+def test_a_job_shows_its_stacks_now_and_those_of_a_hang(submit, footplate, bench):  # noqa: F811
+    bench.program(HANGS)
+    submit("my_job")
+    bench.there("ready-0")
+    bench.there("ready-1")
+    bench.is_in(State.RUNNING)
+
+    found = footplate("jobs", "stacks", "my_job")
+    assert found.code == 0
+    where = r"(is|are) in `(waits_for_the_file|until_there)` \(.*/task\.py:\d+\)"
+    assert re.search(where, found.out.splitlines()[0])
+    assert re.search(r"^rank 0: process \d+", found.out, re.MULTILINE)
+    assert re.search(r"^rank 1: process \d+", found.out, re.MULTILINE)
+
+    (bench.directory / "go").touch()
+    assert footplate("jobs", "wait", "my_job").code == 1
+    described = yaml.safe_load(footplate("jobs", "describe", "my_job").out)
+    (hang,) = described["hangs"]
+    assert hang["attempt"] == 1
+    assert "rank 1 is stopped (SIGSTOP)" in hang["sentence"]
+    assert Path(hang["stacks"]).read_text().startswith(hang["sentence"] + "\n")
+    assert "Rank 1 is stopped (SIGSTOP)" in described["cause"]
+    table = footplate("jobs", "describe", "my_job", "--format", "table").out
+    assert f"hangs:\n  attempt 1  {hang['sentence']}\n" in table
+    assert "my_job is FAILED: only a running job has stacks." in footplate("jobs", "stacks", "my_job").err
 
 
 def test_programs_are_told_in_json_whatever_they_ask(submit, footplate, bench):  # noqa: F811

@@ -57,6 +57,10 @@ def test_a_job_from_its_package_to_its_end(server: Server, bench: Bench):
     assert server("GET", "/api/jobs/whole_1/logs").body == b"[1 master-0] ['--epochs', '2']\n[1 master-0] saved\n"
     assert server("GET", "/api/jobs/whole_1/logs?attempt=1&source=master-0&tail=1").body == b"saved\n"
     assert server("GET", "/api/jobs/whole_1/logs?attempt=2").body == b""
+    assert ended["hangs"] == []
+    (bench.jobs.home.attempt("whole_1", 1) / "hang-1.txt").write_text("rank 1 is late\n\nall stacks\n")
+    (hang,) = server("GET", "/api/jobs/whole_1").json["hangs"]
+    assert hang == {"attempt": 1, "sentence": "rank 1 is late", "stacks": "rank 1 is late\n\nall stacks\n"}
     assert server("POST", "/api/jobs/whole_1/cancel").message == "whole_1 has ended already: SUCCEEDED."
     assert server("POST", "/api/jobs/whole_1/resubmit").status == 409
     assert server("DELETE", "/api/jobs/whole_1").status == 204

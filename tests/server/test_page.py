@@ -202,6 +202,21 @@ def test_a_flood_of_output_is_drawn_in_few_batches(server: Server, page: Page):
 
 
 @pytest.mark.usefixtures("nightly")
+def test_a_hang_is_shown_with_its_stacks(server: Server, bench: Bench, page: Page):
+    page.goto(f"{server.url}/#/jobs/nightly_1")
+    expect(page.locator(".history")).to_be_visible()
+    expect(page.locator(".hangs")).to_be_hidden()
+
+    sentence = "rank 1 is in `<b>train</b>` (train.py:7) since 41 s; rank 0 waits for it in all_reduce 12"
+    (bench.jobs.home.attempt("nightly_1", 1) / "hang-1.txt").write_text(f"{sentence}\n\nrank 0: process 7\n")
+    page.reload()
+    expect(page.locator(".hangs summary")).to_have_text(f"attempt 1: {sentence}")
+    expect(page.locator(".hangs pre")).to_be_hidden()
+    page.locator(".hangs summary").click()
+    expect(page.locator(".hangs pre")).to_contain_text("rank 0: process 7")
+
+
+@pytest.mark.usefixtures("nightly")
 def test_the_replicas_stay_in_their_card(server: Server, bench: Bench, page: Page):
     page.set_viewport_size({"width": 1440, "height": 900})
     with closing(sqlite3.connect(bench.jobs.home.root / "jobs.db")) as store, store:

@@ -13,6 +13,7 @@ rank is lost.
                           ◄────────     alive, wrote, reported, ended: the worker group's events
                           ◄────────     heartbeat: every second, which tells a lost machine from a frozen worker
     signal, kill, release ────────►     passes them on
+    stacks                ────────►     asks its workers, and sends `stacks` of each
     close                 ────────►     ends its workers and itself, and removes what the machine has kept for the launch
                                         (`worker.kept`), unless another group of agents follows
 
@@ -23,6 +24,7 @@ or it has lost this agent and starts again with other agents.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
@@ -37,7 +39,7 @@ from footplate.launch import rendezvous, worker
 from footplate.launch.cluster.agent_info import PURPOSE, AgentInfo
 from footplate.launch.cluster.channel import Channel, ChannelClosedError, Message
 from footplate.launch.local import Caller, LocalWorkerGroup
-from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Wrote
+from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Stacks, Wrote
 
 PAYLOAD = "payload"
 TICK_S = 0.5
@@ -218,6 +220,8 @@ class _Agent:
             group.kill(order["rank"])
         elif do == "release":
             group.release()
+        elif do == "stacks":
+            group.ask_stacks(order["limit_s"], order["native"])
 
     def _run_share(self, group: LocalWorkerGroup, share: rendezvous.Share) -> None:
         """Start the workers of a share, unless they could never connect to rank 0."""
@@ -240,6 +244,8 @@ class _Agent:
         elif isinstance(event, Reported):
             head = {"event": "reported", "rank": event.rank}
             self._channel.send_payload(f"rank {event.rank}", event.payload_fd, head)
+        elif isinstance(event, Stacks):
+            send({"event": "stacks", "rank": event.rank}, json.dumps(event.process.to_dict()).encode())
         else:
             head = {"event": "ended", "rank": event.rank, "code": event.code, "at": event.at, "text": event.text}
             send({**head, "all_ranks": event.all_ranks}, behind=f"rank {event.rank}")

@@ -15,6 +15,7 @@ which places a new group.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import select
@@ -26,6 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from footplate.core.errors import LaunchError
+from footplate.core.stacks.snapshot import Process
 from footplate.launch import payload, rendezvous
 from footplate.launch.cluster import agent_info, rank_assignment
 from footplate.launch.cluster.agent import PAYLOAD, AgentCall, share_as_message
@@ -35,7 +37,7 @@ from footplate.launch.cluster.listener import Listener
 from footplate.launch.cluster.placement import Placement
 from footplate.launch.dispatch import Waker, dispatch_ready
 from footplate.launch.local import KILL_S, Caller
-from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Wrote
+from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Stacks, Wrote
 
 # Interval between two questions to the placement.
 LOOK_S = 0.2
@@ -175,6 +177,11 @@ class AgentGroup:
         else:
             self._end(rank, -signal.SIGKILL)
 
+    def ask_stacks(self, limit_s: float, native: bool) -> None:
+        for agent in self._generation.agents.values():
+            if agent.leads:
+                agent.order("stacks", limit_s=limit_s, native=native)
+
     def release(self) -> None:
         for agent in self._generation.agents.values():
             if agent.leads:
@@ -270,6 +277,8 @@ class AgentGroup:
             self._events.append(Alive(rank, head["progressed"]))
         elif event == "wrote":
             self._events.append(Wrote(rank, head["stream"], message.data, head["raw"]))
+        elif event == "stacks":
+            self._events.append(Stacks(rank, Process.from_dict(json.loads(message.data))))
         elif message.payload_fd is not None:
             report, load = payload.read_two(message.payload_fd)
             report = replace(report, at=report.at + agent.clock_offset_s)

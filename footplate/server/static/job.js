@@ -14,13 +14,15 @@ export function jobView(main, name) {
   const facts = section("Facts", "facts");
   const history = section("History", "history");
   const replicas = section("Replicas", "replicas");
+  const hung = section("Hangs", "hangs");
+  hung.all.hidden = true;
   const training = section("Training", "figures");
   const devices = section("Devices", "figures");
   const output = section("Output", "output");
   const spec = section("Specification", "spec");
   main.append(
     el("nav", { "aria-label": "Breadcrumb" }, el("a", { href: "#/" }, "← All jobs")),
-    head, facts.all, training.all, devices.all, output.all,
+    head, facts.all, hung.all, training.all, devices.all, output.all,
     el("div", { class: "pair" }, history.all, replicas.all), spec.all);
   const following = logs(output.home, name);
 
@@ -52,6 +54,8 @@ export function jobView(main, name) {
       () => factsOf(job));
     show(history.home, job.transitions, () => transitions(job.transitions));
     show(replicas.home, job.processes, () => processes(job));
+    hung.all.hidden = !job.hangs.length;
+    show(hung.home, job.hangs, () => hangs(job.hangs));
     show(spec.home, [job.submitted, job.resolved], () => specs(job));
     following.know(job);
     const now = over ? `${job.endTime}` : "";
@@ -129,6 +133,11 @@ function processes(job) {
         el("td", { data: { head: "Outcome" } }, one.outcome || (runs ? "running" : "lost")),
         el("td", { data: { head: "Process" } }, `${one.pid}`));
     })));
+}
+
+function hangs(found) {
+  return found.map((one) => el("details", {}, el("summary", {}, `attempt ${one.attempt}: ${one.sentence}`),
+    el("pre", { tabindex: "0", role: "region", "aria-label": `The stacks of attempt ${one.attempt}` }, one.stacks)));
 }
 
 function specs(job) {

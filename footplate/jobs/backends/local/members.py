@@ -14,6 +14,7 @@ from footplate.jobs.backends.local.attempt import Member
 from footplate.jobs.backends.local.machine import resources, share_devices
 from footplate.jobs.cluster_env import processes
 from footplate.jobs.package import Installed, install, stored
+from footplate.launch.hang_files import HANGS_DIR
 from footplate.launch.rendezvous import HOST, free_addresses
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def members(task: Task) -> list[Member]:
         "PYTHONUNBUFFERED": "1",
         "FOOTPLATE_JOB_ID": task.job.id,
         "FOOTPLATE_JOB_ATTEMPT": str(task.attempt),
+        HANGS_DIR: str(task.folder),
     }
     *addresses, rendezvous = free_addresses(HOST, count + 1)
 

@@ -13,6 +13,7 @@ lost.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import time
@@ -26,6 +27,8 @@ from footplate.jobs.backends.ray.listener import Listener, NotTaken, Output, Ove
 from footplate.jobs.record import Process
 from footplate.jobs.supervision.logfiles import Writer
 from footplate.launch.failure import Failure
+
+log = logging.getLogger(__name__)
 
 MARK = "ray.txt"
 SUBMITTED = "submitted"
@@ -74,6 +77,7 @@ class RayAttempt:
         self._ended: list[Process] = []
         self._logs: dict[str, _Log] = {}
         self._rest = ""
+        self._hangs = 0  # events of hangs since the output's beginning
         self._verdict: dict[str, Any] | None = None
         self._give_up_at = float("inf")
         was_submitted = _read(folder) == SUBMITTED
@@ -139,7 +143,7 @@ class RayAttempt:
     def _take(self, heard: object) -> None:
         match heard:
             case Restart():
-                self._rest = ""
+                self._rest, self._hangs = "", 0
                 for log_file in self._logs.values():
                     log_file.restart()
             case Output(text):
@@ -172,10 +176,23 @@ class RayAttempt:
             case "began":
                 replica = (event["role"], event["index"])
                 self._processes.setdefault(replica, Process(self._number, *replica, pid=0, mark=0.0, began=event["at"]))
+            case "hang":
+                self._hangs += 1
+                self._keep_hang(event["text"])
             case "ended":
                 self._end(event["role"], event["index"], event["at"], event["outcome"])
             case "over":
                 self._verdict = event
+
+    def _keep_hang(self, text: str) -> None:
+        """Write the stacks of a hang into the attempt's folder, unless an earlier reading of the output has done so."""
+        try:
+            with (self._folder / f"hang-{self._hangs}.txt").open("x") as file:
+                file.write(text)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            log.warning("the stacks of a hang can't be kept in %s: %s", self._folder, error.strerror)
 
     def _end(self, role: str, index: int, at: float, outcome: str) -> None:
         known = self._processes.get((role, index))

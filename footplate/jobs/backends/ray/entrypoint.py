@@ -234,6 +234,8 @@ class EntryPoint:
         elif message.kind == "began":
             self._event("began", role=replica.role, index=replica.index)
             replica.actor.clean.remote()
+        elif message.kind == "hang":
+            self._event("hang", role=replica.role, index=replica.index, text=message.text)
         elif message.kind == "refused":
             self._end(replica, 2 if message.mistake else None, f"could not be started: {message.text}")
         elif message.kind == "ended":

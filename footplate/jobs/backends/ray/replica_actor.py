@@ -20,6 +20,7 @@ import queue
 import selectors
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from footplate.core.errors import FootplateError
+from footplate.launch.hang_files import HANGS_DIR, hang_files
 from footplate.launch.process_lifetime import die_with, kill_group
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 # Number of bytes that are read at once.
 PIECE = 1 << 15
 ANSWER_S = 1.0
+MAX_HANG_CHARACTERS = 200_000
 # Messages that wait to be fetched.
 _HELD = 16
 # Pieces of output to read after a process has ended. Its children may write for ever.
@@ -65,12 +68,12 @@ class ReplicaTask:
 
 @dataclass(frozen=True)
 class Message:
-    """A message of an actor. `kind` is "output", "prepare", "began", "ended" or "refused".
+    """A message of an actor. `kind` is "output", "prepare", "began", "hang", "ended" or "refused".
 
     Attributes:
         data: output of the process or of the installation.
         code: the process's exit code, or a signal's number made negative.
-        text: why the process wasn't started.
+        text: why the process wasn't started; for a hang, the stacks of all ranks.
         mistake: a retry won't help.
     """
 
@@ -91,6 +94,7 @@ class ReplicaActor:
         self._polling = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._told: int | None = None
+        self._hangs = 0  # those that were passed on
 
     def node_and_addresses(self, ports: int) -> tuple[str, list[str]]:
         """The node's id, and `ports` of its free addresses."""
@@ -150,9 +154,10 @@ class ReplicaActor:
         archive = Path(task.package).absolute()
         installed = install(Snapshot(task.digest, archive, ()), home.root, cast("TextIO", _Preparing(self._messages)))
         try:
-            with _directory(task, home) as directory:
+            with _directory(task, home) as directory, tempfile.TemporaryDirectory(prefix="footplate-hangs-") as hangs:
                 command = [str(installed.python), "-P", *task.arguments]
-                self._look_after(command, _variables(task, installed.env, get_node_ip_address()), directory)
+                variables = {**_variables(task, installed.env, get_node_ip_address()), HANGS_DIR: hangs}
+                self._look_after(command, variables, directory)
         finally:
             installed.release()
 
@@ -190,6 +195,7 @@ class ReplicaActor:
                 ready = [key.fileobj for key, _ in selector.select(_TICK_S)]
                 if pipe in ready and not self._pass_on(pipe):
                     selector.unregister(pipe)
+                self._pass_on_hangs(Path(variables[HANGS_DIR]))
             if ended is not None:
                 os.close(ended)
 
@@ -198,6 +204,7 @@ class ReplicaActor:
             for _ in range(_LEFT):
                 if not self._pass_on(pipe):
                     break
+        self._pass_on_hangs(Path(variables[HANGS_DIR]))
         self._messages.put(Message("ended", code=process.returncode))
 
     def _pass_on(self, pipe: io.FileIO) -> bool:
@@ -206,6 +213,12 @@ class ReplicaActor:
         if data:
             self._messages.put(Message("output", data))
         return bool(data)
+
+    def _pass_on_hangs(self, directory: Path) -> None:
+        """Pass on hangs that a launch in the process has explained, each once."""
+        for file in hang_files(directory)[self._hangs :]:
+            self._hangs += 1
+            self._messages.put(Message("hang", text=file.read_text(errors="replace")[:MAX_HANG_CHARACTERS]))
 
 
 class _Preparing(io.TextIOBase):

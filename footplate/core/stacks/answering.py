@@ -1,0 +1,173 @@
+"""Answers to questions for the stacks of this process. `asking.py` asks, from another process of the same machine.
+
+`answer` opens three descriptors that another process of the same user finds in `/proc/PID/fd`, by the names of the files:
+
+    memfd:footplate-answer-17-3-4    the latest answer, as JSON, of rank 3 of 4; without the ranks if there is only one
+    fd 17                            the write end of a pipe: a byte in it is a question
+    memfd:footplate-dump             stacks that faulthandler writes at SIGURG
+
+A thread waits for questions. It takes the GIL, so that its answer is exact: names of threads, stacks of all threads, the
+latest collective of each process group. If the GIL isn't free, because C code holds it, the thread can't answer. Then the
+asking process sends SIGURG, which faulthandler answers without the GIL. A process without a handler ignores SIGURG.
+
+A forked child, such as a loader's worker, has no such thread. It answers SIGURG, with the stack of its main thread, in a
+file of its own. A stopped process answers nothing.
+
+None of this costs anything while nobody asks. Elsewhere than on Linux nothing is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+ANSWER, DUMP = "footplate-answer-", "footplate-dump"
+SIGNAL = signal.SIGURG
+THREAD = "footplate-stacks"
+OURS = {THREAD, "footplate-heartbeat"}  # threads that never matter
+MAX_FRAMES = 100
+
+_supported = sys.platform == "linux" and hasattr(os, "memfd_create")
+_progress_at: float | None = None
+_open: list[int] = []  # the descriptors of this process
+_childs_dump: list[int] = []  # the file of a forked child that has not called `answer`
+_lock = threading.Lock()
+
+
+def answer() -> None:
+    """Answer questions from now on. Further calls do nothing."""
+    with _lock:
+        if not _supported or _open:
+            return
+        with contextlib.suppress(OSError):  # no descriptors are left
+            questions, ask = os.pipe2(os.O_CLOEXEC)
+            rank = _rank()
+            name = f"{ANSWER}{ask}" + (f"-{rank[0]}-{rank[1]}" if rank else "")
+            answers = os.memfd_create(name, os.MFD_CLOEXEC)
+            _open.extend((questions, ask, answers))
+            _dump_at_signal(all_threads=True)
+            _close(_childs_dump)
+            threading.Thread(target=_serve, args=(questions, answers), name=THREAD, daemon=True).start()
+
+
+def progressed() -> None:
+    """Note that the work advances."""
+    global _progress_at
+    _progress_at = time.monotonic()
+
+
+def _rank() -> tuple[int, int] | None:
+    """Rank and world size of this process, from torchrun's variables; None if it is alone."""
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() and int(size) > 1 else None
+
+
+def _dump_at_signal(all_threads: bool) -> None:
+    """Let faulthandler write stacks at `SIGNAL`, unless the program handles that signal itself."""
+    if signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+        return
+    dump = os.memfd_create(DUMP, os.MFD_CLOEXEC)
+    # The asking process truncates the file. With this flag, the next dump then begins at its start.
+    fcntl.fcntl(dump, fcntl.F_SETFL, os.O_APPEND)
+    _open.append(dump)
+    faulthandler.register(SIGNAL, file=dump, all_threads=all_threads)
+
+
+def _serve(questions: int, answers: int) -> None:
+    while True:
+        os.read(questions, 4096)
+        try:
+            text = json.dumps(describe()).encode()
+        except Exception as error:  # the interpreter is being torn down, or torch has changed
+            text = json.dumps({"at": time.monotonic(), "error": type(error).__name__}).encode()
+        os.ftruncate(answers, 0)
+        os.pwrite(answers, text, 0)
+
+
+def describe() -> dict[str, Any]:
+    """Describe this process, as plain values."""
+    frames = sys._current_frames()
+    main = threading.main_thread().ident
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    threads = [
+        {"name": names.get(ident, f"thread {ident}"), "is_main": ident == main, "frames": _frames(frame)}
+        for ident, frame in frames.items()
+        if names.get(ident) not in OURS
+    ]
+    return {
+        "at": time.monotonic(),
+        "threads": threads,
+        "collectives": collectives(),
+        "idle_s": None if _progress_at is None else time.monotonic() - _progress_at,
+    }
+
+
+def collectives() -> list[dict[str, Any]]:
+    """The latest collective of each process group, from torch's flight recorder, which gloo and NCCL keep."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return []
+    from torch._C import _distributed_c10d as c10d
+
+    latest: dict[str, dict[str, Any]] = {}
+    for recorder in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        if not hasattr(c10d, recorder):
+            continue
+        with contextlib.suppress(ValueError, RuntimeError):
+            for entry in json.loads(getattr(c10d, recorder)(True, False)).get("entries", []):
+                number, description = entry["process_group"]
+                latest[f"group {number}" if description in ("", "undefined") else description] = entry
+    now_ns = time.time_ns()
+    return [
+        {
+            "group": group,
+            "operation": entry["profiling_name"].partition(":")[2] or entry["profiling_name"],
+            "number": entry["collective_seq_id"],
+            "age_s": max(0.0, (now_ns - entry["time_created_ns"]) / 1e9),
+            "completed": entry["state"] == "completed",
+        }
+        for group, entry in latest.items()
+    ]
+
+
+def _frames(frame: Any) -> list[dict[str, Any]]:
+    frames = []
+    while frame is not None and len(frames) < MAX_FRAMES:
+        code = frame.f_code
+        frames.append({"function": code.co_qualname, "file": code.co_filename, "line": frame.f_lineno or 0})
+        frame = frame.f_back
+    return frames
+
+
+def _after_fork_in_child() -> None:
+    """Leave the parent's descriptors to the parent. Answer the signal in a file of this process."""
+    global _lock
+    _lock = threading.Lock()
+    if not _open and not _childs_dump:
+        return
+    _close(_open)
+    _close(_childs_dump)
+    with contextlib.suppress(OSError, RuntimeError):
+        _dump_at_signal(all_threads=False)
+        # A later call of `answer` in this process opens the other descriptors.
+        _childs_dump.extend(_open)
+        _open.clear()
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    descriptors.clear()
+
+
+if _supported:
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,206 @@
+"""Stacks of real processes: asked, signalled, stopped, forked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from footplate.core.stacks import answering, asking, proc
+from footplate.core.stacks.dumps import from_faulthandler, from_py_spy
+from footplate.core.stacks.report import report_on
+from footplate.core.stacks.snapshot import Collective, Frame, Process, Thread, ranks_of, without_ranks
+
+BEGIN = """
+import ctypes, os, signal, sys, threading, time
+from footplate.core.stacks import answering
+answering.answer()
+def hang():
+    secret = "do-not-show"
+    BODY
+print("begins", flush=True)
+hang()
+"""
+ROOT = Path(__file__).parent.parent.parent
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a process that hangs in `hang`, whose body is given. Returns its id."""
+    started = []
+
+    def begin(body: str, **variables: str) -> int:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BEGIN.replace("BODY", body)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **variables}, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begins\n"
+        return process.pid
+
+    yield begin
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def asked(pid: int, limit_s: float = 30.0, **settings: bool) -> Process:
+    (process,) = asking.ask([pid], limit_s, **settings)
+    return process
+
+
+def until(condition: Callable[[], object], within_s: float = 60) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_answers_with_all_threads_and_no_values(start: Start) -> None:
+    pid = start("threading.Thread(target=time.sleep, args=(300,), name='feeds').start(); time.sleep(300)", RANK="3")
+    # A loaded machine may need more time than half a second for an answer.
+    until(lambda: asked(pid).source == "answer")
+    process = asked(pid)
+
+    assert process.source == "answer"
+    assert process.state == "asleep"
+    assert [frame.function for frame in process.main] == ["hang", "<module>"]
+    assert {thread.name for thread in process.threads} == {"MainThread", "feeds"}
+    assert process.rank is None  # RANK alone doesn't make a rank
+    assert "do-not-show" not in report_on([process])
+
+
+def test_a_loop_is_running_and_has_its_rank(start: Start) -> None:
+    pid = start("while True: pass", RANK="3", WORLD_SIZE="4")
+    until(lambda: asked(pid).source == "answer")
+    process = asked(pid)
+
+    assert (process.rank, process.world_size, process.state) == (3, 4, "running")
+    assert process.main[0].function == "hang"
+
+
+def test_a_process_whose_c_code_keeps_the_gil_answers_a_signal(start: Start) -> None:
+    pid = start("while True: ctypes.PyDLL(None).sleep(300)", RANK="1", WORLD_SIZE="2")
+    until(lambda: asked(pid).source == "signal")
+    process = asked(pid)
+
+    assert process.rank == 1
+    assert process.main[0].function == "hang"
+    assert [thread.name for thread in process.threads] == ["MainThread"]  # not the thread that answers
+
+
+def test_a_stopped_process_keeps_its_rank_and_can_be_asked_again(start: Start) -> None:
+    pid = start("time.sleep(300)", RANK="1", WORLD_SIZE="2")
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: (proc.state_of(pid) or ("ended", ""))[0] == "stopped")
+    stopped = asked(pid)
+    os.kill(pid, signal.SIGCONT)
+
+    assert (stopped.state, stopped.rank) == ("stopped", 1)
+    assert stopped.source in ("py-spy", "")
+    until(lambda: asked(pid).source == "answer")
+
+
+def test_a_forked_child_answers_for_itself(start: Start) -> None:
+    pid = start("\n    if not os.fork(): time.sleep(300)\n    os.wait()", RANK="1", WORLD_SIZE="2")
+    until(lambda: proc.children().get(pid))
+    until(lambda: [child.source for child in asked(pid).children] == ["signal"])
+    process = asked(pid)
+
+    (child,) = process.children
+    assert [frame.line for frame in process.main] != [frame.line for frame in child.main]
+    assert child.main[0].function == "hang"
+    assert child.rank is None
+    assert asking.root_of(pid) == os.getpid()
+    assert asking.root_of(child.pid) == child.pid
+
+
+def test_a_process_without_a_handler_survives_the_question() -> None:
+    with subprocess.Popen(["sleep", "300"]) as process:
+        found = asked(process.pid)
+        os.kill(process.pid, answering.SIGNAL)  # not even this ends it
+        assert (found.source, found.state, found.threads) == ("", "asleep", ())
+        assert process.poll() is None
+        process.kill()
+    assert asked(process.pid).state == "ended"
+
+
+def test_native_calls_are_read_with_py_spy(start: Start) -> None:
+    pid = start("time.sleep(300)")
+    process = asked(pid, native=True)
+
+    functions = [frame.function for frame in process.native]
+    assert functions.index("hang") > 0  # the kernel's and the interpreter's calls are above it
+
+
+def test_the_time_limit_holds_for_processes_that_cant_answer(start: Start) -> None:
+    pids = [start("while True: ctypes.PyDLL(None).sleep(300)") for _ in range(3)]
+    began = time.monotonic()
+    processes = asking.ask(pids, limit_s=0.0)
+
+    assert [process.pid for process in processes] == pids
+    assert time.monotonic() - began < 10
+
+
+def test_a_program_that_handles_the_signal_itself_is_left_alone() -> None:
+    code = (
+        "import signal, sys; from footplate.core.stacks import answering\n"
+        "signal.signal(signal.SIGURG, lambda *_: sys.exit(3)); answering.answer()\n"
+        "signal.raise_signal(signal.SIGURG)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=120).returncode == 3
+
+
+def test_dumps_of_faulthandler_are_read() -> None:
+    text = (
+        'Thread 0x00007f (most recent call first):\n  File "/a b.py", line 3 in wait\n  File "c.py", line 4 in <module>\n\n'
+        "Thread 0x00008f [feeds] (most recent call first):\n  <no Python frame>\n\n"
+        'Current thread 0x00009f (most recent call first):\n  File "d.py", line 5 in main\n  ...\n'
+    )
+    assert from_faulthandler(text) == (
+        Thread("thread 2", False, (Frame("wait", "/a b.py", 3), Frame("<module>", "c.py", 4))),
+        Thread("feeds", False, ()),
+        Thread("MainThread", True, (Frame("main", "d.py", 5),)),
+    )
+    assert from_faulthandler("") == ()
+
+
+@given(st.text())
+def test_anything_else_is_no_dump(text: str) -> None:
+    assert all(isinstance(thread, Thread) for thread in from_faulthandler(text))
+    with contextlib.suppress(ValueError):
+        assert from_py_spy(text) == ()
+
+
+FRAMES = st.builds(Frame, st.text(max_size=9), st.text(max_size=9), st.integers(0, 999))
+THREADS = st.builds(Thread, st.text(max_size=9), st.booleans(), st.lists(FRAMES, max_size=3).map(tuple))
+COLLECTIVES = st.builds(Collective, st.text(max_size=5), st.text(max_size=5), st.integers(0, 9), st.floats(0, 99))
+
+
+def processes(children: st.SearchStrategy[Process] | None = None) -> st.SearchStrategy[Process]:
+    below = st.just(()) if children is None else st.lists(children, max_size=2).map(tuple)
+    return st.builds(
+        Process, st.integers(1, 99), st.text(max_size=5), threads=st.lists(THREADS, max_size=2).map(tuple),
+        collectives=st.lists(COLLECTIVES, max_size=2).map(tuple), rank=st.none() | st.integers(0, 3), children=below,
+    )  # fmt: skip
+
+
+@given(processes(processes(processes())))
+def test_snapshots_travel_as_plain_values_and_no_rank_is_lost(process: Process) -> None:
+    assert Process.from_dict(process.to_dict()) == process
+    ranks = ranks_of([process])
+    assert ranks.keys() == {each.rank for each in process.tree() if each.rank is not None}
+    rest = without_ranks(process)
+    assert rest is None or all(each.rank is None for each in rest.tree())
