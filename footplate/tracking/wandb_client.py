@@ -36,6 +36,7 @@ STEP = "trainer/global_step"
 CONFIRM_TIMEOUT_S = 20.0
 # A server that doesn't answer must not keep the uploader for longer than this at the end of a queue.
 FINISH_TIMEOUT_S = 60.0
+LONGEST_RETRY_PAUSE_S = 10
 KILLED = 255
 MOST_NOTES = 20
 
@@ -140,6 +141,8 @@ class WandbDelivery:
             x_graphql_retry_max=1,
             x_graphql_timeout_seconds=REQUEST_TIMEOUT_S,
             x_file_stream_timeout_seconds=REQUEST_TIMEOUT_S,
+            # A server that is back gets its rows within the time limit of `finish`.
+            x_file_stream_retry_wait_max_seconds=LONGEST_RETRY_PAUSE_S,
             # The uploader isn't the training process: its output, machine load and code say nothing about the run.
             console="off",
             disable_code=True,

@@ -184,10 +184,10 @@ def test_a_server_that_hangs_stops_neither_training_nor_its_end(run_dir, server)
     logger.setup(run_dir, {})
     log_steps(logger, range(5000))
     logger.flush()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     wait_until(lambda: server.requests)
     logger.finalize("interrupted")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 90
     assert len(pending(run_dir, "wandb")) == 1
 
     server.behave("work")
