@@ -22,7 +22,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -97,14 +96,26 @@ class Uploader:
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            # The tracker's own code may have started processes.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            self._kill(self._process)
         self._process = None
         log = self._run_dir / f"{self._tracker.name}.log"
         if log.exists() and log.stat().st_size == 0:
             log.unlink()
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        """Kill the process and those that the tracker's own code has started.
+
+        W&B's process is in a session of its own, and would send rows while the next uploader sends them again.
+        """
+        import psutil
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        process.kill()
+        process.wait()
 
     def _spawn(self) -> None:
         self._started = time.monotonic()
