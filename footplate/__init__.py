@@ -18,6 +18,10 @@ from footplate.core.lazy_import import lazy
 from footplate.core.version import __version__
 
 if TYPE_CHECKING:
+    from footplate.callbacks.alert import Alert as Alert
+    from footplate.callbacks.alert_channels import AlertMessage as AlertMessage
+    from footplate.callbacks.alert_channels import Email as Email
+    from footplate.callbacks.alert_channels import Webhook as Webhook
     from footplate.callbacks.base import Callback as Callback
     from footplate.callbacks.data_wait import DataWaitMonitor as DataWaitMonitor
     from footplate.callbacks.early_stopping import EarlyStopping as EarlyStopping
@@ -47,9 +51,12 @@ if TYPE_CHECKING:
     from footplate.replaying.verify import verify as verify
     from footplate.scaling.study import scale as scale
     from footplate.tracking.base import Logger as Logger
+    from footplate.tracking.console import Console as Console
     from footplate.tracking.csv import CSV as CSV
+    from footplate.tracking.jsonlines import JSONLines as JSONLines
     from footplate.tracking.mlflow import MLflow as MLflow
     from footplate.tracking.tensorboard import TensorBoard as TensorBoard
+    from footplate.tracking.wandb import WandB as WandB
     from footplate.training.datamodule import DataModule as DataModule
     from footplate.training.module import Module as Module
     from footplate.training.table_datamodule import TableDataModule as TableDataModule
@@ -58,19 +65,24 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Accelerator": "footplate.hardware.base",
+    "Alert": "footplate.callbacks.alert",
+    "AlertMessage": "footplate.callbacks.alert_channels",
     "CSV": "footplate.tracking.csv",
     "Callback": "footplate.callbacks.base",
     "CheckpointError": "footplate.core.errors",
     "CombinedLoader": "footplate.data.adapters.combined",
     "ConfigError": "footplate.core.errors",
+    "Console": "footplate.tracking.console",
     "DataError": "footplate.core.errors",
     "DataModule": "footplate.training.datamodule",
     "DataWaitMonitor": "footplate.callbacks.data_wait",
     "EMAWeightAveraging": "footplate.callbacks.weight_averaging",
     "EarlyStopping": "footplate.callbacks.early_stopping",
+    "Email": "footplate.callbacks.alert_channels",
     "FootplateError": "footplate.core.errors",
     "GradientAccumulationScheduler": "footplate.callbacks.gradient_accumulation",
     "LearningRateMonitor": "footplate.callbacks.lr_monitor",
+    "JSONLines": "footplate.tracking.jsonlines",
     "Loader": "footplate.data.loader",
     "Logger": "footplate.tracking.base",
     "MLflow": "footplate.tracking.mlflow",
@@ -87,6 +99,8 @@ _HOMES = {
     "Timer": "footplate.callbacks.timer",
     "Trainer": "footplate.training.trainer",
     "Tuner": "footplate.training.tuner.tuner",
+    "WandB": "footplate.tracking.wandb",
+    "Webhook": "footplate.callbacks.alert_channels",
     "export_model": "footplate.checkpoint.export",
     "plan": "footplate.planning.study",
     "replay": "footplate.replaying.replay",

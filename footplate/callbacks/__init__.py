@@ -1,5 +1,7 @@
 """Callbacks: objects whose hooks the trainer calls during a run."""
 
+from footplate.callbacks.alert import Alert
+from footplate.callbacks.alert_channels import AlertMessage, Email, Webhook
 from footplate.callbacks.base import Callback
 from footplate.callbacks.data_wait import DataWaitMonitor
 from footplate.callbacks.early_stopping import EarlyStopping
@@ -13,10 +15,13 @@ from footplate.callbacks.timer import Timer
 from footplate.callbacks.weight_averaging import EMAWeightAveraging
 
 __all__ = [
+    "Alert",
+    "AlertMessage",
     "Callback",
     "DataWaitMonitor",
     "EMAWeightAveraging",
     "EarlyStopping",
+    "Email",
     "GradientAccumulationScheduler",
     "LearningRateMonitor",
     "ModelCheckpoint",
@@ -24,4 +29,5 @@ __all__ = [
     "ProgressBar",
     "StochasticWeightAveraging",
     "Timer",
+    "Webhook",
 ]

@@ -129,7 +129,9 @@ class TrainerView(Protocol):
         """Print on rank 0, above the progress display."""
         ...
 
-    # Checkpoints
+    # Directories and checkpoints
+
+    default_root_dir: Any  # str; the run's directory
 
     @property
     def checkpoint_dir(self) -> Place: ...

@@ -34,6 +34,7 @@ EXTRAS = (
     Extra("images", "opencv-python-headless", "cv2", "decoding image columns"),
     Extra("mlflow", "mlflow", "mlflow", "tracking with MLflow"),
     Extra("tensorboard", "tensorboard", "tensorboard", "logging to TensorBoard"),
+    Extra("wandb", "wandb", "wandb", "logging to W&B"),
     Extra("plot", "matplotlib", "matplotlib", "drawing curves"),
     Extra("lightning", "lightning", "lightning", "running Lightning's modules and callbacks"),
     Extra("petastorm", "pandas", "pandas", "code written for Petastorm"),

@@ -136,7 +136,7 @@ class ForkServer:
                 self._become_worker(server_pid, message["worker"], fds)
             self._workers[pid] = number
             self._send_event({"event": "forked", "number": number, "pid": pid})
-            # The worker has closed it already, or has ended.
+            # The worker has set its own process group already, or has ended.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
         except OSError as error:

@@ -14,109 +14,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from footplate.core.errors import ConfigError
-from footplate.tracking.base import Logger, Status
+from footplate.tracking.file_logger import FileLogger
 from footplate.tracking.file_moves import append_whole, move_aside, replace_text
-from footplate.tracking.parameters import plain
-from footplate.tracking.writer import BackgroundWriter
-
-FLUSH_TIMEOUT_S = 1.0
-CLOSE_TIMEOUT_S = 10.0
-
-
-class CSV(Logger):
-    """Write metrics to a CSV file and hyper-parameters to `hparams.json` beside it.
-
-    Args:
-        path: the file; `metrics.csv` in the run's directory by default.
-    """
-
-    name = "csv"
-
-    def __init__(self, path: str | Path | None = None) -> None:
-        self._given_path = path
-        self._resumed: dict[str, Any] | None = None
-        # The file of the last record.
-        self._finalized: Path | None = None
-        self._writer: BackgroundWriter | None = None
-        self._rows = 0
-        self._step = 0
-
-    def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
-        """Start or continue the file. Raises ConfigError if it can't be written."""
-        path, resumed = self._path(run_dir), self._resumed
-
-        def prepare() -> MetricsFile:
-            if resumed is not None:
-                table = MetricsFile.reopen(path, resumed["rows"], resumed["step"])
-            elif path == self._finalized:
-                table = MetricsFile.open(path)
-            else:
-                move_aside(path)
-                move_aside(_hparams_path(path))
-                table = MetricsFile.create(path)
-            _write_hparams(path, hparams)
-            return table
-
-        self._begin(path, prepare)
-        self._step = resumed["step"] if resumed else 0
-
-    def append(self, run_dir: Path, hparams: dict[str, Any]) -> None:
-        """Open the existing file, or start one. Raises ConfigError if it can't be written."""
-        path = self._path(run_dir)
-
-        def prepare() -> MetricsFile:
-            table = MetricsFile.open(path)
-            if not _hparams_path(path).exists():
-                _write_hparams(path, hparams)
-            return table
-
-        self._begin(path, prepare)
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
-        """Write a row."""
-        if self._writer is not None:
-            self._rows += 1
-            self._step = self._step if step is None else step
-            self._writer.put({"step": self._step, "epoch": epoch, **metrics})
-
-    def finalize(self, status: Status) -> None:
-        """Write the remaining rows. If the same logger is set up again, it continues its file."""
-        if self._writer is not None:
-            self._writer.close(CLOSE_TIMEOUT_S)
-            self._writer = None
-
-    def flush(self) -> None:
-        if self._writer is not None:
-            self._writer.flush(FLUSH_TIMEOUT_S)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of rows and the last step of the flushed file."""
-        return {"rows": self._rows, "step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The position to which `setup` truncates the file."""
-        self._resumed = state
-
-    def _path(self, run_dir: Path) -> Path:
-        return Path(self._given_path) if self._given_path else run_dir / "metrics.csv"
-
-    def _begin(self, path: Path, prepare: Callable[[], MetricsFile]) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            table = prepare()
-        except OSError as error:
-            raise ConfigError(
-                f"The CSV logger can't write {path}: {error}. Choose another default_root_dir."
-            ) from error
-        self._resumed, self._finalized = None, path
-        self._rows = table.rows
-        self._writer = BackgroundWriter("metrics.csv", table.append)
 
 
 class MetricsFile:
@@ -173,14 +75,6 @@ class MetricsFile:
         self.rows += len(rows)
 
 
-def _hparams_path(path: Path) -> Path:
-    return path.with_name("hparams.json")
-
-
-def _write_hparams(path: Path, hparams: dict[str, Any]) -> None:
-    replace_text(_hparams_path(path), json.dumps(plain(hparams), indent=2) + "\n")
-
-
 def _cell(value: Any) -> str:
     return "" if value is None else repr(value)
 
@@ -196,3 +90,17 @@ def _read(path: Path) -> tuple[list[str], list[list[str]]]:
     text = path.read_text(encoding="utf-8")
     header, *rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))) or [["step", "epoch"]]
     return header, [row for row in rows if len(row) == len(header)]
+
+
+class CSV(FileLogger):
+    """Write metrics to a CSV file and hyper-parameters to `hparams.json` beside it.
+
+    Args:
+        path: the file; `metrics.csv` in the run's directory by default.
+    """
+
+    name = "csv"
+    title = "CSV"
+    file_name = "metrics.csv"
+    hparams_name = "hparams.json"
+    row_file = MetricsFile

@@ -1,6 +1,6 @@
 """Log finished runs to MLflow: a parent run and its child runs.
 
-Each run gets an event queue, and one uploader process (`mlflow_uploader.py`) delivers them all. Records that can't be
+Each run gets an event queue, and one uploader process (`uploader.py`) delivers them all. Records that can't be
 delivered stay in the directory, as for a training run.
 """
 
@@ -16,11 +16,12 @@ from typing import Any
 from urllib.parse import quote
 
 from footplate.tracking import event_queue
+from footplate.tracking.attempt import CLOSE_TIMEOUT_S
 from footplate.tracking.base import Status
 from footplate.tracking.event_queue import Progress, Record
-from footplate.tracking.mlflow import CLOSE_TIMEOUT_S, MLFLOW_STATUS, destination, versions
-from footplate.tracking.mlflow_uploader import Uploader
+from footplate.tracking.mlflow import MLFLOW_STATUS, destination, versions
 from footplate.tracking.parameters import flatten, without_credentials
+from footplate.tracking.uploader import Uploader
 
 log = logging.getLogger(__name__)
 

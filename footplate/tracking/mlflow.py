@@ -7,7 +7,7 @@ Without a tracking URI (argument or `MLFLOW_TRACKING_URI`), the runs of a projec
 their directories: `runs/mlflow.db`, with artifacts in `runs/mlartifacts`.
 
 The training process never imports MLflow and never connects to a tracker. It queues records, a thread appends them to a
-file in the run's directory, and the uploader process delivers this file (see `mlflow_uploader.py`). A tracker that is down
+file in the run's directory, and the uploader process delivers this file (see `uploader.py`). A tracker that is down
 or slow costs training nothing. Undelivered records wait in the file until the tracker is back, or until the next start.
 """
 
@@ -18,7 +18,6 @@ import logging
 import os
 import platform
 import sys
-import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -27,18 +26,16 @@ from urllib.parse import quote
 
 from footplate.core.errors import ConfigError, FootplateError
 from footplate.core.optional import require
-from footplate.tracking import event_queue
+from footplate.tracking.attempt import CLOSE_TIMEOUT_S, Attempt, deliver
 from footplate.tracking.base import Logger, Status
-from footplate.tracking.event_queue import Progress, Record
+from footplate.tracking.event_queue import Progress
+from footplate.tracking.media import Media
 from footplate.tracking.mlflow_model import stage
-from footplate.tracking.mlflow_uploader import Uploader
 from footplate.tracking.parameters import flatten, with_epoch, without_credentials
-from footplate.tracking.writer import BackgroundWriter
+from footplate.tracking.trackers import MLFLOW
 
 log = logging.getLogger(__name__)
 
-FLUSH_TIMEOUT_S = 1.0
-CLOSE_TIMEOUT_S: dict[Status, float] = {"success": 300.0, "failed": 30.0, "interrupted": 10.0}
 RUN_ID_TIMEOUT_S = 20.0
 MLFLOW_STATUS: dict[Status, str] = {"success": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 
@@ -127,12 +124,11 @@ class MLflow(Logger):
         self, run_dir: Path, hparams: dict[str, Any] | None, key: str, run_id: str | None, resume_step: int | None
     ) -> None:
         """Start an attempt. Without `hparams`, the run keeps its parameters and environment."""
-        _require_writable(run_dir)
         uri, artifacts = destination(self._tracking_uri, run_dir)
         self._run_dir = run_dir
         self._key = key
         self._final_checkpoint = None
-        self._attempt = Attempt(run_dir, uri)
+        self._attempt = Attempt(MLFLOW, run_dir, uri)
         self._attempt.put(
             "start",
             key=self._key,
@@ -154,6 +150,11 @@ class MLflow(Logger):
         if self._attempt is not None:
             self._step = self._step if step is None else step
             self._attempt.put("metrics", step=self._step, values=with_epoch(metrics, epoch))
+
+    def write_media(self, media: Media, step: int | None) -> None:
+        """Queue a file, which becomes an artifact of the run: `media/<kind>/<key>/<step>.<extension>`."""
+        if self._attempt is not None:
+            self._attempt.put_media(media, self._step if step is None else step)
 
     def log_checkpoint(self, path: Path, aliases: tuple[str, ...]) -> None:
         """Queue a checkpoint, or keep its path to log it when training ends."""
@@ -206,7 +207,7 @@ class MLflow(Logger):
 
     def flush(self) -> None:
         if self._attempt is not None:
-            self._attempt.flush(FLUSH_TIMEOUT_S)
+            self._attempt.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """The run and its last step."""
@@ -216,63 +217,6 @@ class MLflow(Logger):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the run to continue."""
         self._resumed = state
-
-
-def _require_writable(run_dir: Path) -> None:
-    try:
-        with tempfile.TemporaryFile(dir=run_dir):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"The MLflow logger can't write into {run_dir}: {error}. Choose another default_root_dir."
-        ) from error
-
-
-class Attempt:
-    """One attempt of a run in the training process: a background writer, its event queue, and the uploader."""
-
-    def __init__(self, run_dir: Path, uri: str) -> None:
-        self._run_dir = run_dir
-        self._uri = without_credentials(uri)
-        self._queue = event_queue.next_queue(run_dir)
-        self._uploader = Uploader(run_dir, self._queue, uri)
-        self._reported: str | None = None
-        self._writer = BackgroundWriter("mlflow", self._write)
-        self.model_dir = run_dir / f"mlflow-model-{self._queue.stem.rpartition('-')[2]}"
-
-    def put(self, kind: str, **fields: Any) -> None:
-        """Queue a record."""
-        self._writer.put({"kind": kind, "time_ms": time.time_ns() // 1_000_000, **fields})
-
-    def flush(self, timeout_s: float) -> None:
-        """Write all records to the event queue."""
-        self._writer.flush(timeout_s)
-
-    def close(self, timeout_s: float) -> None:
-        """Deliver within a limited time, and log a warning about undelivered records."""
-        self._writer.close(timeout_s)
-        self._uploader.close(timeout_s)
-        progress = Progress.load(self._run_dir)
-        if self._queue.exists():
-            reason = progress.error or f"it took longer than {timeout_s:.0f} s"
-            log.warning(
-                "MLflow at %s did not receive all of this run (%s). The rest is in %s. It is sent when the run resumes, "
-                "or with footplate.tracking.mlflow.deliver_pending(%r).",
-                self._uri, reason, self._queue, str(self._run_dir),
-            )  # fmt: skip
-        for note in progress.dropped:
-            log.warning("MLflow refused %s", note)
-
-    def _write(self, records: list[Record]) -> None:
-        event_queue.append(self._queue, records)
-        self._uploader.start()
-        error = Progress.load(self._run_dir).error
-        if error and not self._reported:
-            log.warning(
-                "MLflow at %s can't be reached (%s). Training continues. Its records are kept in %s and sent later.",
-                self._uri, error, self._run_dir,
-            )  # fmt: skip
-        self._reported = error
 
 
 def deliver_pending(run_dir: str | Path, tracking_uri: str | None = None, timeout_s: float = 300.0) -> bool:
@@ -286,10 +230,8 @@ def deliver_pending(run_dir: str | Path, tracking_uri: str | None = None, timeou
     Returns:
         True if everything is delivered.
     """
-    run_dir = Path(run_dir)
-    uri, _ = destination(tracking_uri, run_dir)
-    Uploader(run_dir, None, uri).close(timeout_s)
-    return not event_queue.pending(run_dir)
+    uri, _ = destination(tracking_uri, Path(run_dir))
+    return deliver(MLFLOW, Path(run_dir), uri, timeout_s)
 
 
 def destination(tracking_uri: str | None, run_dir: Path) -> tuple[str, str | None]:

@@ -18,13 +18,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import mlflow
 import psutil
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from footplate.tracking.event_queue import Record
+from footplate.tracking.event_queue import Progress, Record
 from footplate.tracking.mlflow_model import log_staged
 from footplate.tracking.parameters import without_credentials
 
@@ -40,7 +41,7 @@ MOST_NOTES = 20
 _REFUSED = {"INVALID_PARAMETER_VALUE", "INVALID_STATE", "BAD_REQUEST", "MALFORMED_REQUEST", "RESOURCE_DOES_NOT_EXIST"}
 
 
-class Delivery:
+class MLflowDelivery:
     """A connection to one tracker. It delivers to one run at a time.
 
     Attributes:
@@ -48,12 +49,14 @@ class Delivery:
         dropped: records that MLflow refused permanently.
     """
 
-    def __init__(self, uri: str, dropped: list[str]) -> None:
-        mlflow.set_tracking_uri(uri)
+    confirms_each_batch = True
+
+    def __init__(self, uri: str, progress: Progress, run_dir: Path) -> None:
+        mlflow.set_tracking_uri(_without_login(uri))
         self._client = mlflow.MlflowClient()
         self._logged: set[tuple[str, int]] = set()
         self.run_id = ""
-        self.dropped = dropped
+        self.dropped = list(progress.dropped)
 
     def start(self, record: Record) -> None:
         """Find or create the run of a "start" record, and deliver to it from now on."""
@@ -103,16 +106,26 @@ class Delivery:
             case "artifact":
                 arguments = (self.run_id, record["path"])
                 self._try(f"artifact {record['path']}", self._client.log_artifact, *arguments)
+            case "media":
+                arguments = (self.run_id, record["path"], f"media/{record['media']}/{_valid_name(record['key'])}")
+                self._try(f"{record['media']} {record['key']}", self._client.log_artifact, *arguments)
             case "model":
                 arguments = (Path(record["path"]), self.run_id, record["step"], record["register_as"])
                 self._try("the model", log_staged, *arguments)
             case "end":
                 self._client.set_terminated(self.run_id, record["status"], record["time_ms"])
 
-    def close_run_if_open(self) -> None:
+    def finish(self) -> None:
         """Set the run's status to "killed" if it is still running, because its training process ended without an "end"."""
         if self._client.get_run(self.run_id).info.status == "RUNNING":
             self._client.set_terminated(self.run_id, "KILLED")
+
+    def abandon(self) -> None:
+        """Do nothing: every batch is confirmed."""
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: MLflow itself has the state."""
+        return {}
 
     def _find(self, record: Record) -> Run | None:
         if record["run_id"]:
@@ -221,6 +234,16 @@ def _valid_name(name: str) -> str:
     if any(part in ("", ".", "..") for part in name.split("/")):
         name = name.replace("/", "_")
     return name if name.strip(".") else name.replace(".", "_") or "_"
+
+
+def _without_login(uri: str) -> str:
+    """Move the user and password of a server's address to MLflow's variables, so that MLflow doesn't log them."""
+    parts = urlsplit(uri)
+    if not parts.scheme.startswith("http") or parts.username is None:
+        return uri
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password or "")
+    return without_credentials(uri)
 
 
 def _source() -> dict[str, str]:

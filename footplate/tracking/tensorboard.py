@@ -8,6 +8,8 @@ to `tensorboard-1`. `trainer.validate()` and `trainer.test()` add their results 
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from footplate.core.errors import ConfigError
 from footplate.core.optional import require
 from footplate.tracking.base import Logger, Status
 from footplate.tracking.file_moves import move_aside
+from footplate.tracking.media import Media
 from footplate.tracking.parameters import flatten, with_epoch
 from footplate.tracking.writer import BackgroundWriter
 
@@ -58,6 +61,11 @@ class TensorBoard(Logger):
             self._step = self._step if step is None else step
             self._writer.put((self._step, time.time(), with_epoch(metrics, epoch)))
 
+    def write_media(self, media: Media, step: int | None) -> None:
+        """Write an image, a histogram or a text; a figure as an image, and a table as a text."""
+        if self._writer is not None:
+            self._writer.put((self._step if step is None else step, time.time(), media))
+
     def finalize(self, status: Status) -> None:
         """Write the remaining records. If the same logger is set up again, it continues its record."""
         if self._writer is not None and self._events is not None:
@@ -97,12 +105,15 @@ class Events:
         self._purge_step = purge_step
         self._summaries: Any = None
 
-    def add(self, records: list[tuple[int, float, dict[str, float]]]) -> None:
-        """Write records of (step, seconds since 1970, metrics) and flush them to the disk."""
+    def add(self, records: list[tuple[int, float, dict[str, float] | Media]]) -> None:
+        """Write records of (step, seconds since 1970, metrics or another value) and flush them to the disk."""
         if self._summaries is None:
             self._summaries = self._open()
         try:
             for step, wall_time, metrics in records:
+                if isinstance(metrics, Media):
+                    self._add_media(metrics, step, wall_time)
+                    continue
                 for name, value in metrics.items():
                     self._summaries.add_scalar(name, value, step, wall_time)
             self._summaries.flush()
@@ -115,6 +126,27 @@ class Events:
         """Close the files."""
         if self._summaries is not None:
             self._summaries.close()
+
+    def _add_media(self, media: Media, step: int, wall_time: float) -> None:
+        tag = f"{media.key}/{media.index}" if media.index else media.key
+        if media.kind in ("image", "figure"):
+            self._summaries.file_writer.add_summary(_image(tag, media.data), step, wall_time)
+        elif media.kind == "histogram":
+            self._add_histogram(tag, media.parsed(), step, wall_time)
+        elif media.kind == "text":
+            self._summaries.add_text(tag, media.parsed(), step, wall_time)
+        else:
+            self._summaries.add_text(tag, _markdown(media.parsed()), step, wall_time)
+
+    def _add_histogram(self, tag: str, content: dict[str, list[float]], step: int, wall_time: float) -> None:
+        counts, edges = content["counts"], content["edges"]
+        middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
+        self._summaries.add_histogram_raw(
+            tag, edges[0], edges[-1], sum(counts),
+            sum(count * middle for count, middle in zip(counts, middles, strict=True)),
+            sum(count * middle**2 for count, middle in zip(counts, middles, strict=True)),
+            edges[1:], counts, step, walltime=wall_time,
+        )  # fmt: skip
 
     def _open(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter
@@ -135,3 +167,18 @@ class Events:
         for summary in summarise(known, {}):
             summaries.file_writer.add_summary(summary)
         return summaries
+
+
+def _image(tag: str, png: bytes) -> Any:
+    """Make the summary of a PNG file, whose header has the size and the kind of colour."""
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+
+    width, height, _, colour_type = struct.unpack(">IIBB", png[16:26])
+    channels = {0: 1, 2: 3, 6: 4}[colour_type]
+    image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=png)
+    return Summary(value=[Summary.Value(tag=tag, image=image)])
+
+
+def _markdown(table: dict[str, Any]) -> str:
+    rows = [table["columns"], ["---"] * len(table["columns"]), *table["data"]]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)

@@ -87,7 +87,24 @@ def test_a_file_may_list_callbacks_and_loggers_by_name(footplate, net, tmp_path)
     assert (tmp_path / "run" / "tensorboard").exists()
 
 
-@pytest.mark.parametrize("kind", ["CSV", "TensorBoard", "MLflow"])
+def test_an_alert_names_its_rule_and_its_channel(footplate, net, tmp_path, monkeypatch):
+    (tmp_path / "c.yaml").write_text(
+        "trainer:\n"
+        "  callbacks:\n"
+        "  - class_path: Alert\n"
+        "    init_args:\n"
+        "      rule: [loss is NaN, no step for 5 min]\n"
+        "      to: {class_path: footplate.Webhook, init_args: {url: $HOOK_URL, form: slack}}\n"
+    )
+    monkeypatch.setenv("HOOK_URL", "https://hooks.example/s3cr3t")
+    found = footplate("fit", *net, "--config", tmp_path / "c.yaml")
+    assert found.code == 0, found.err
+    (callback,) = config_of(tmp_path / "run")["trainer"]["callbacks"]
+    assert callback["init_args"]["to"]["init_args"]["url"] == "$HOOK_URL"
+    assert "s3cr3t" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("kind", ["CSV", "JSONLines", "Console", "TensorBoard", "MLflow", "WandB"])
 def test_a_new_process_knows_loggers_by_their_short_names(kind, process, net):
     """No module has imported the class before the command needs it."""
     started = process("fit", *net, f"--trainer.logger={kind}", "--print_config")
