@@ -149,5 +149,6 @@ def test_a_call_that_fails_before_setup_ends_without_an_error_or_a_record(case):
 def test_a_directory_that_cannot_be_written_is_named_before_training(case):
     case.run_dir.rmdir()
     case.run_dir.write_text("")
-    with pytest.raises(ConfigError, match=rf"{case.title} logger can't write .*{case.run_dir}.*default_root_dir"):
+    title = getattr(case.kind, "title", case.kind.__name__)
+    with pytest.raises(ConfigError, match=rf"{title} logger can't write .*{case.run_dir}.*default_root_dir"):
         case.kind().setup(case.run_dir, {})
