@@ -45,9 +45,17 @@ def test_memory_serves_other_shapes_and_types_of_about_its_size() -> None:
     place = buffers.take((1000,), np.float32).ctypes.data
     assert buffers.take((2, 400), np.int32).ctypes.data == place
     assert buffers.take((400,), np.int64).ctypes.data == place
-    # A small request doesn't take the large memory.
-    assert buffers.take((4,), np.int64).nbytes == 32
-    assert buffers.take((1000,), np.float32).ctypes.data == place
+
+
+def test_a_small_request_leaves_large_memory_to_large_ones() -> None:
+    buffers = Buffers()
+    held = [buffers.take((1000,)), buffers.take((1000,)), buffers.take((4,))]
+    places = [array.ctypes.data for array in held]
+    held.clear()
+    small = buffers.take((4,))
+    large = [buffers.take((1000,)), buffers.take((1000,))]
+    assert small.ctypes.data == places[2]
+    assert {array.ctypes.data for array in large} == set(places[:2])
 
 
 def test_memory_of_windows_that_end_together_serves_those_that_follow_together() -> None:

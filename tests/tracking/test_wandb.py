@@ -211,7 +211,7 @@ def test_a_server_that_fails_or_lies_in_the_middle_gets_all_once(run_dir, server
     assert len(pending(run_dir, "wandb")) == 1
 
     server.behave("work")
-    assert deliver_pending(run_dir)
+    assert deliver_pending(run_dir), Progress.load(run_dir, "wandb").error
     assert server.run.curve("loss") == expected(range(100))
     assert [row["_step"] for row in server.run.rows] == list(range(100))
 

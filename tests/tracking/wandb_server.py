@@ -5,7 +5,7 @@ misbehave on purpose:
 
     hang     accept requests, and answer none until the mode changes
     refuse   answer each request with an error of the server
-    lose     confirm rows without keeping them
+    lose     confirm rows and their summary without keeping them
     babble   answer with JSON that has nothing of what was asked for
 """
 
@@ -183,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
     def _stream(self, body: dict[str, Any]) -> None:
         run = self.world.runs[self.path.split("/")[-2]]
         for file, chunk in (body.get("files") or {}).items():
-            if self.world.mode == "lose" and file == "wandb-history.jsonl":
+            if self.world.mode == "lose":
                 continue
             kept = run.lines.setdefault(file, {})
             kept.update(enumerate(chunk["content"], chunk["offset"]))
