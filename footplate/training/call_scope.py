@@ -44,8 +44,7 @@ def called(run: Run) -> Iterator[None]:
     """Begin and end a call, around a `with` block."""
     stage = run.stage
     assert stage is not None
-    answering.answer()
-    with running(run):
+    with answering.while_running(), running(run):
         attach(run.trainer, stage, run.module, run.datamodule)
         join(run)
         use_callbacks(run, _callbacks_of(run))

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -204,3 +205,25 @@ def test_snapshots_travel_as_plain_values_and_no_rank_is_lost(process: Process) 
     assert ranks.keys() == {each.rank for each in process.tree() if each.rank is not None}
     rest = without_ranks(process)
     assert rest is None or all(each.rank is None for each in rest.tree())
+
+
+def test_answering_for_a_while_leaves_no_thread_no_descriptor_and_no_handler_behind():
+    def left() -> tuple[list[str], list[str], bool]:
+        threads = sorted(thread.name for thread in threading.enumerate())
+        return threads, sorted(map(str, Path("/proc/self/fd").iterdir())), proc.catches(os.getpid(), answering.SIGNAL)
+
+    before = left()
+    for _ in range(2):
+        with answering.while_running(), answering.while_running():
+            assert answering.THREAD in left()[0]
+            assert proc.catches(os.getpid(), answering.SIGNAL)
+        assert left() == before
+
+
+def test_a_child_forked_in_the_meantime_ends_the_block_too():
+    with answering.while_running():
+        child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert answering.THREAD not in [thread.name for thread in threading.enumerate()]

@@ -10,6 +10,8 @@ A thread waits for questions. It takes the GIL, so that its answer is exact: nam
 latest collective of each process group. If the GIL isn't free, because C code holds it, the thread can't answer. Then the
 asking process sends SIGURG, which faulthandler answers without the GIL. A process without a handler ignores SIGURG.
 
+A worker answers for its whole life. Any other process answers during the calls of a trainer (`while_running`).
+
 A forked child, such as a loader's worker, has no such thread. It answers SIGURG, with the stack of its main thread, in a
 file of its own. A stopped process answers nothing.
 
@@ -27,6 +29,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 ANSWER, DUMP = "footplate-answer-", "footplate-dump"
@@ -34,19 +37,33 @@ SIGNAL = signal.SIGURG
 THREAD = "footplate-stacks"
 OURS = {THREAD, "footplate-heartbeat"}  # threads that never matter
 MAX_FRAMES = 100
+_END = b"."
 
 _supported = sys.platform == "linux" and hasattr(os, "memfd_create")
 _progress_at: float | None = None
 _open: list[int] = []  # the descriptors of this process
 _childs_dump: list[int] = []  # the file of a forked child that has not called `answer`
+_thread: threading.Thread | None = None
 _lock = threading.Lock()
 
 
-def answer() -> None:
-    """Answer questions from now on. Further calls do nothing."""
+@contextlib.contextmanager
+def while_running() -> Iterator[None]:
+    """Answer questions in a `with` block. It leaves no thread behind, unless this process answered before."""
+    begins = answer()
+    try:
+        yield
+    finally:
+        if begins:
+            _stop()
+
+
+def answer() -> bool:
+    """Answer questions from now on. Return True if this call began it; further calls do nothing."""
+    global _thread
     with _lock:
         if not _supported or _open:
-            return
+            return False
         with contextlib.suppress(OSError):  # no descriptors are left
             questions, ask = os.pipe2(os.O_CLOEXEC)
             rank = _rank()
@@ -55,7 +72,23 @@ def answer() -> None:
             _open.extend((questions, ask, answers))
             _dump_at_signal(all_threads=True)
             _close(_childs_dump)
-            threading.Thread(target=_serve, args=(questions, answers), name=THREAD, daemon=True).start()
+            _thread = threading.Thread(target=_serve, args=(questions, answers), name=THREAD, daemon=True)
+            _thread.start()
+        return bool(_open)
+
+
+def _stop() -> None:
+    """End the thread, and close the descriptors. In a forked child, there is nothing left to end."""
+    global _thread
+    with _lock:
+        if _thread is None or not _open:
+            return
+        _, ask, *_ = _open
+        os.write(ask, _END)
+        _thread.join()
+        _thread = None
+        faulthandler.unregister(SIGNAL)
+        _close(_open)
 
 
 def progressed() -> None:
@@ -82,8 +115,7 @@ def _dump_at_signal(all_threads: bool) -> None:
 
 
 def _serve(questions: int, answers: int) -> None:
-    while True:
-        os.read(questions, 4096)
+    while _END not in os.read(questions, 4096):
         try:
             text = json.dumps(describe()).encode()
         except Exception as error:  # the interpreter is being torn down, or torch has changed
@@ -149,8 +181,8 @@ def _frames(frame: Any) -> list[dict[str, Any]]:
 
 def _after_fork_in_child() -> None:
     """Leave the parent's descriptors to the parent. Answer the signal in a file of this process."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _thread
+    _lock, _thread = threading.Lock(), None
     if not _open and not _childs_dump:
         return
     _close(_open)
