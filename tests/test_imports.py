@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,3 +59,11 @@ def test_footplate_exports_the_callbacks_and_loggers_of_their_packages(package, 
 
     ours = {name for name in fp.__all__ if fp._HOMES.get(name, "").startswith(f"{package.__name__}.")}
     assert exported(ours, fp) == exported(package.__all__, package), "export them in both __init__.py"
+
+
+def test_a_trainer_does_without_the_packages_of_tables_and_messages():
+    slow = ["pyarrow", "deltalake", "smtplib", "footplate.data.loader"]
+    program = (
+        f"import sys, footplate as fp; fp.Trainer, fp.Module; print([name for name in {slow} if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

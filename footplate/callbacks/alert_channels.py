@@ -3,7 +3,8 @@
     alert callback ──► queue ──► thread ──► channel, at most 4 attempts, each with a time limit
 
 Training never waits for a channel. A message that can't be delivered is a warning. A warning never shows an address or a
-password, because the address of a webhook is a secret.
+password, because the address of a webhook is a secret. The modules of HTTP and SMTP are imported when a message is sent,
+since every program imports this file.
 """
 
 from __future__ import annotations
@@ -13,20 +14,18 @@ import logging
 import os
 import queue
 import re
-import smtplib
-import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from email.message import EmailMessage
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from footplate.core.errors import ConfigError
 from footplate.core.threads import join
+
+if TYPE_CHECKING:
+    from smtplib import SMTP
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +106,9 @@ class Webhook:
             Refused: the server refused the message permanently.
             OSError: the server can't be reached, or has a temporary problem.
         """
+        import urllib.error
+        import urllib.request
+
         # JSON has no NaN.
         fields = asdict(message) | {"value": None if message.value is None else str(message.value)}
         content = {"text": message.text} if self._form == "slack" else fields
@@ -186,6 +188,10 @@ class Email:
             Refused: the server refused the message or the login permanently.
             OSError: the server can't be reached, or has a temporary problem.
         """
+        import smtplib
+        import ssl
+        from email.message import EmailMessage
+
         mail = EmailMessage()
         # A header can't have line breaks.
         mail["Subject"] = " ".join(f"[footplate] {message.run}: {message.rule}".split())
@@ -210,7 +216,10 @@ class Email:
     def __repr__(self) -> str:
         return f"Email(to={self._to})"
 
-    def _connect(self) -> smtplib.SMTP:
+    def _connect(self) -> SMTP:
+        import smtplib
+        import ssl
+
         if self._tls == "tls":
             context = ssl.create_default_context()
             return smtplib.SMTP_SSL(self._host, self._port, timeout=REQUEST_TIMEOUT_S, context=context)
@@ -289,7 +298,9 @@ def _secret(value: str, argument: str) -> str:
 
 def _reason(error: Exception) -> str:
     """Describe a failure without text that may hold an address or a password."""
-    if isinstance(error, urllib.error.URLError):
+    from urllib.error import URLError
+
+    if isinstance(error, URLError):
         error = error.reason if isinstance(error.reason, Exception) else error
     ours = isinstance(error, (Refused, OSError)) and str(error).startswith(("HTTP status", "SMTP status"))
     if ours or (isinstance(error, OSError) and error.strerror):

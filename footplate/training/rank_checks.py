@@ -15,6 +15,7 @@ from footplate import checkpoint
 from footplate.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from footplate.checkpoint.storage import Place
 from footplate.core.errors import CheckpointError, DataError
+from footplate.core.hashing import hashed
 from footplate.data.adapters.rank_shares import draw_order, shared_content
 from footplate.distributed.consistency import blind, check_alike, digest, parameters_of
 from footplate.training.config import COMPARED
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from footplate.training.run import Run
 
 log = logging.getLogger(__name__)
+
+# The beginning of the name of a file by which the ranks see whether they share a disk.
+_MARKER = ".seen-by-all-ranks-"
 
 
 def check_settings(run: Run) -> None:
@@ -81,9 +85,11 @@ def warn_of_own_disks(run: Run) -> None:
         for callback in run.callbacks
         if isinstance(callback, ModelCheckpoint) and isinstance(callback.dirpath, Path)
     )
+    # Other runs may keep their checkpoints in the same directory.
+    own = f"{_MARKER}{hashed(str(run.run_dir))[:8]}-"
     for directory in directories:
-        marker = directory / run.group.from_first(f".seen-by-all-ranks-{secrets.token_hex(8)}")
-        run.group.ask_first(lambda marker=marker: _make(marker))
+        marker = directory / run.group.from_first(f"{own}{secrets.token_hex(8)}")
+        run.group.ask_first(lambda marker=marker: _make(marker, own))
         try:
             without = blind(run.group, marker)
         finally:
@@ -99,12 +105,15 @@ def warn_of_own_disks(run: Run) -> None:
             )  # fmt: skip
 
 
-def _make(marker: Path) -> None:
-    """Make an empty file.
+def _make(marker: Path, own: str) -> None:
+    """Make an empty file, and delete those that a killed attempt of this run has left. Their names begin with `own`.
 
     Raises:
         CheckpointError: the directory can't be written to.
     """
+    with contextlib.suppress(OSError):
+        for left in marker.parent.glob(f"{own}*"):
+            left.unlink()
     try:
         marker.touch()
     except OSError as error:

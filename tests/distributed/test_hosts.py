@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -26,6 +27,7 @@ from footplate import checkpoint
 from footplate.checkpoint.storage.local import LocalStore
 from footplate.core.errors import CheckpointError
 from footplate.distributed import consistency
+from footplate.training import rank_checks
 
 from .common import Plain, equal, loader, make, seeded, weights
 
@@ -110,6 +112,29 @@ def test_hosts_that_share_a_disk_get_no_warning_of_it(tmp_path):
         return lines
 
     assert on_hosts(tmp_path, run) == [[], []]
+
+
+def test_the_file_by_which_ranks_see_their_disk_is_deleted_after_a_kill_and_those_of_other_runs_stay(tmp_path):
+    saver = tmp_path / "checkpoints"
+
+    def run(name: str, killed: bool):
+        def train():
+            if killed and os.environ["RANK"] == "0":
+                rank_checks.blind = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            callbacks = [fp.ModelCheckpoint(dirpath=saver)]
+            make(tmp_path / name, max_epochs=1, callbacks=callbacks).fit(seeded(), loader())
+
+        return train
+
+    def left() -> list[Path]:
+        return sorted(saver.glob(".seen*"))
+
+    for name in ("one", "other"):
+        with ranks.start(run(name, killed=True), 2) as started:
+            assert started.exit_codes()[0] == -signal.SIGKILL
+    assert len(left()) == 2
+    ranks.run(run("one", killed=False), 2)
+    assert len(left()) == 1
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -10,11 +10,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from footplate.data.adapters.training_combination import TrainingCombination
 from footplate.data.adapters.wrappers import SameEpoch
-from footplate.data.loader import Loader
 
 POSITION = ("epoch", "batch", "table")
 
@@ -25,7 +25,9 @@ def record_order(loader: Any) -> dict[str, Any]:
         return {"kind": "combined", "mode": loader.mode, "parts": [record_order(part) for part in loader.parts]}
     if isinstance(loader, SameEpoch):
         return {**record_order(loader.loader), "same_epoch": True}
-    if isinstance(loader, Loader):
+    # The import of the table's loader is slow. If nobody has imported it, this is another loader.
+    tables = sys.modules.get("footplate.data.loader")
+    if tables is not None and isinstance(loader, tables.Loader):
         order = {name: value for name, value in loader.state_dict().items() if name not in POSITION}
         return {"kind": "table", "order": order, "same_epoch": False, "table": loader.table.record()}
     return {"kind": "other", "name": type(getattr(loader, "original", getattr(loader, "loader", loader))).__name__}
