@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from footplate.planning import cpu_rates
+from footplate.hardware import cpu_rates
 from footplate.planning.library_models import Supervised
 from footplate.planning.study import plan
 

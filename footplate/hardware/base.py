@@ -132,6 +132,10 @@ class Accelerator(ABC):
         """Return current figures of a device, such as `memory_used_bytes` and `utilisation` (0 … 1), if available."""
         return {}
 
+    def peak_flops_per_s(self, device: torch.device, precision: str) -> float | None:
+        """Return the peak rate of matrix products of one device in a precision; None if it isn't known."""
+        return None
+
     def describe(self) -> dict[str, Any]:
         """Return versions of its driver and runtime, for `footplate doctor`."""
         return {}

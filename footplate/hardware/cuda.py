@@ -102,6 +102,13 @@ class CUDA(Accelerator):
         """Return the problem with torch's build, the driver or the GPUs, and the solution."""
         return why_not(_collect_facts())
 
+    def peak_flops_per_s(self, device: torch.device, precision: str) -> float | None:
+        """Look the GPU up in the catalog."""
+        from footplate.catalog.peak_rates import gpu_of, products_per_s
+
+        row = gpu_of(torch.cuda.get_device_name(device))
+        return None if row is None else products_per_s(row, precision)
+
     def devices(self) -> list[Device]:
         """List the visible GPUs.
 

@@ -36,6 +36,7 @@ EXTRAS = (
     Extra("tensorboard", "tensorboard", "tensorboard", "logging to TensorBoard"),
     Extra("wandb", "wandb", "wandb", "logging to W&B"),
     Extra("plot", "matplotlib", "matplotlib", "drawing curves"),
+    Extra("report", "plotly", "plotly", "reports of runs"),
     Extra("lightning", "lightning", "lightning", "running Lightning's modules and callbacks"),
     Extra("petastorm", "pandas", "pandas", "code written for Petastorm"),
 )

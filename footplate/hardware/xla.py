@@ -111,6 +111,12 @@ class XLA(Accelerator):
             if value not in (only, allowed.get(argument)) and value is not False:
                 raise ConfigError(f'{argument}={value!r} doesn\'t go with accelerator="{self.name}": {hint}.')
 
+    def peak_flops_per_s(self, device: torch.device, precision: str) -> float | None:
+        """Look the TPU up in the catalog. None on the CPU: its virtual devices share one processor."""
+        from footplate.catalog.peak_rates import tpu_products_per_s
+
+        return tpu_products_per_s(jax().local_devices()[0].device_kind, precision)
+
     def describe(self) -> dict[str, Any]:
         """The versions of JAX, and of the TPU's compiler if it is installed."""
         versions: dict[str, Any] = {}

@@ -23,19 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import map_arg
-from torch.utils.flop_counter import flop_registry
 
 from footplate.step.xla.capture import (
     Captured,
-    attention_op,  # noqa: F401  they declare torch.ops.footplate
-    averaging_op,  # noqa: F401  they declare torch.ops.footplate
+    averaging_op,  # noqa: F401  it declares torch.ops.footplate.average
 )
+from footplate.step.xla.capture.flops import convolution_flops_of, flops_of
 
 AVERAGE = torch.ops.footplate.average.default
 _aten = torch.ops.aten
-_CONVOLUTIONS = {_aten.convolution.default, _aten.convolution_backward.default}
-_ATTENTION = {torch.ops.footplate.attention.default, torch.ops.footplate.attention_backward.default}
 _VIEWS = {_aten._unsafe_view.default, _aten.reshape.default, torch.ops.prims.copy_strided.default}
 # Conversions, copies and constants: compilers fuse them with other operations.
 _FUSED = {
@@ -74,54 +70,14 @@ def needs(captured: Captured) -> Needs:
     inputs = [_nbytes(node.meta["val"]) for node in nodes if node.op == "placeholder"]
     averages = [node for node in nodes if node.target is AVERAGE]
     return Needs(
-        flops=sum(map(_flops, nodes)),
-        convolution_flops=sum(map(_convolution_flops, nodes)),
+        flops=sum(map(flops_of, nodes)),
+        convolution_flops=sum(map(convolution_flops_of, nodes)),
         traffic_bytes=_traffic(nodes),
         state_bytes=sum(inputs[:state]),
         batch_bytes=sum(inputs[state + captured.rates :]),
         peak_bytes=_peak(nodes),
         averaged_bytes=sum(_nbytes(node.meta["val"]) for node in averages),
     )
-
-
-def _flops(node: Node) -> float:
-    if node.target in _CONVOLUTIONS:
-        return _convolution_flops(node)
-    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if count is None:
-        return 0.0
-    args, kwargs = map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
-    flops = float(count(*args, **kwargs, out_val=node.meta["val"]))
-    return flops / 2 if node.target in _ATTENTION and node.args[-2] else flops
-
-
-def _convolution_flops(node: Node) -> float:
-    """Count a convolution or its backward pass.
-
-    torch's own formula counts products with padding too, and in the backward pass all channels for each group.
-    """
-    if node.target not in _CONVOLUTIONS:
-        return 0.0
-    args: list[Any] = list(map_arg(node.args, lambda used: used.meta["val"]))
-    if node.target is _aten.convolution.default:
-        answer, times = node.meta["val"], 1
-    else:
-        answer, times = args.pop(0), sum(args[-1][:2])
-    values, weights, _, strides, paddings, dilations, transposed = args[:7]
-    fine, coarse = (answer, values) if transposed else (values, answer)
-
-    flops = 2.0 * times * values.shape[0] * weights.shape[0] * weights.shape[1]
-    for at, taps in enumerate(weights.shape[2:]):
-        stride, padding, dilation = (setting[at % len(setting)] for setting in (strides, paddings, dilations))
-        starts = [tap * dilation - padding for tap in range(taps)]
-        flops *= sum(_inside(start, stride, fine.shape[2 + at], coarse.shape[2 + at]) for start in starts)
-    return flops
-
-
-def _inside(start: int, stride: int, size: int, steps: int) -> int:
-    """Count the positions `start + n * stride`, for n below `steps`, that are within 0 and `size`."""
-    first, end = max(0, -(start // stride)), -((start - size) // stride)
-    return max(0, min(steps, end) - first)
 
 
 def _traffic(nodes: list[Node]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from footplate.jobs.catalog.rows import catalog
+from footplate.catalog.rows import catalog
 from footplate.planning.choices import Choice, Measured, usd_per_sample
 from footplate.planning.subject import Subject
 

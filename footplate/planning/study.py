@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from footplate.core.errors import ConfigError
-from footplate.planning import cpu_rates, largest_batch
+from footplate.hardware import cpu_rates
+from footplate.planning import largest_batch
 from footplate.planning.choices import Choice, Measured, Memory
 from footplate.planning.graph import Needs, needs
 from footplate.planning.hlo import Collective, wire_bytes

@@ -4,7 +4,7 @@
     v4-8, v5p-8         eight cores of four chips: the two cores of a chip work as one device
     v2-8, v3-8          eight cores of four chips: each core is a device
     H100, A100x8        GPUs of one machine, by the names of the catalog
-    cpu                 this machine, with measured rates (`cpu_rates.py`)
+    cpu                 this machine, with measured rates (`hardware/cpu_rates.py`)
 
 A device holds a copy of the model and computes a part of the batch. For slices these are JAX's devices. Rates are peak
 rates. A value that the catalog doesn't have is None; it isn't estimated.
@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from footplate.catalog.peak_rates import products_per_s
+from footplate.catalog.rows import Accelerator, catalog
 from footplate.core.errors import ConfigError, did_you_mean
 from footplate.hardware.tpu.names import Slice, generation_of, generations, sizes, slice_of
-from footplate.jobs.catalog.rows import Accelerator, catalog
 
 # The most chips of a planned slice, by the number of its dimensions.
 MOST_CHIPS = {2: 256, 3: 512}
@@ -66,26 +67,12 @@ class Target:
     def flops_per_s(self, precision: str, convolutions: float = 0.0) -> float | None:
         """The peak rate of one device for products; None for a CPU, and if the catalog has no rate.
 
-        A TPU multiplies bfloat16. A product in single precision, Footplate's default, takes six of those (XLA's HIGHEST).
-        On a GPU, torch by default uses TF32 for convolutions and single precision for matrix products.
-
         Args:
             precision: the precision of the training.
             convolutions: the part of convolutions in the arithmetic, from 0 to 1.
         """
-        row = self.accelerator
-        if row is None:
-            return None
-        per_device = self.chips / self.devices * 1e12
-        if self.kind == "tpu":
-            rate = row.bf16_tflops and row.bf16_tflops / (1 if precision.startswith("bf16") else 6)
-        elif precision.startswith("bf16"):
-            rate = row.bf16_tflops
-        else:
-            rate = row.fp32_tflops
-            if rate and row.tf32_tflops:
-                rate = 1 / ((1 - convolutions) / rate + convolutions / row.tf32_tflops)
-        return rate * per_device if rate else None
+        rate = None if self.accelerator is None else products_per_s(self.accelerator, precision, convolutions)
+        return rate and rate * self.chips / self.devices
 
 
 def target_of(name: str) -> Target:

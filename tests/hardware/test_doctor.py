@@ -4,11 +4,13 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
+import torch
 from rich.console import Console
 
+from footplate.hardware import cpu_rates
 from footplate.hardware.base import Device
 from footplate.hardware.cpu import CPU
-from footplate.hardware.doctor import advise, examine, examine_accelerator, to_dict
+from footplate.hardware.doctor import advise, examine, examine_accelerator, faster_types, to_dict
 from footplate.hardware.doctor_page import page
 from footplate.hardware.packages import Package
 
@@ -116,6 +118,16 @@ def test_what_makes_training_slow_is_advised_on(report, change, threads, words):
     (advice,) = advise(replace(well, **change), threads, report.extras)
 
     assert words in advice
+
+
+@pytest.mark.parametrize(("gain", "words"), [(2.9, "2.9 times as fast as in float32"), (1.2, None)])
+def test_bfloat16_is_advised_on_a_cpu_that_multiplies_it_faster(gain, words, monkeypatch):
+    rates = {torch.float32: 1e11, torch.bfloat16: gain * 1e11}
+    monkeypatch.setattr(cpu_rates, "flops_per_s", rates.get)
+
+    advice = faster_types()
+
+    assert [words in text for text in advice] == ([True] if words else [])
 
 
 def test_a_missing_image_decoder_is_advised_on(report):

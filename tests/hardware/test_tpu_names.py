@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from footplate.catalog.rows import catalog
 from footplate.core.errors import ConfigError
 from footplate.hardware.tpu.names import generation_of, generations, slice_of, slices
-from footplate.jobs.catalog.rows import catalog
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from footplate.jobs.catalog.lookup import all_of, nearest
-from footplate.jobs.catalog.rows import catalog
+from footplate.catalog.lookup import all_of, nearest
+from footplate.catalog.rows import catalog
 
 
 def zones_of(accelerator: str, region: str | None = None) -> list[str]:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from footplate.catalog.lookup import find_accelerator, find_machine
+from footplate.catalog.regions import accelerators_in, check_region, regions_of, zones_of
+from footplate.catalog.rows import catalog
+from footplate.catalog.successors import what_became
+from footplate.catalog.validity import Choice, check
 from footplate.core.errors import ConfigError
-from footplate.jobs.catalog.lookup import find_accelerator, find_machine
-from footplate.jobs.catalog.regions import accelerators_in, check_region, regions_of, zones_of
-from footplate.jobs.catalog.rows import catalog
-from footplate.jobs.catalog.successors import what_became
-from footplate.jobs.catalog.validity import Choice, check
 
 MACHINES = st.sampled_from(list(catalog().machines.values()))
 ACCELERATORS = st.sampled_from(list(catalog().accelerators.values()))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from footplate.catalog.rows import Accelerator, Machine, catalog
 from footplate.core.errors import ConfigError
-from footplate.jobs.catalog.rows import Accelerator, Machine, catalog
 
 
 def find_machine(name: str) -> Machine:

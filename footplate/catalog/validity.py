@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from footplate.jobs.catalog.lookup import all_of, any_of
-from footplate.jobs.catalog.rows import Accelerator, Machine, catalog
+from footplate.catalog.lookup import all_of, any_of
+from footplate.catalog.rows import Accelerator, Machine, catalog
 
 NEAREST = 3
 

@@ -7,8 +7,8 @@ type becomes the Compute Engine type that it was. AI Platform counts the cores o
 
 from __future__ import annotations
 
-from footplate.jobs.catalog.rows import Accelerator, Machine, Succession, catalog
-from footplate.jobs.catalog.validity import Choice
+from footplate.catalog.rows import Accelerator, Machine, Succession, catalog
+from footplate.catalog.validity import Choice
 
 END = "AI Platform Training, and with it the legacy machine types, was shut down on 2025-01-31"
 

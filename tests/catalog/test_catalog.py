@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from footplate.jobs.catalog import rows
-from footplate.jobs.catalog.rows import catalog
-from footplate.jobs.catalog.successors import today
-from footplate.jobs.catalog.validity import Choice, check
+from footplate.catalog import rows
+from footplate.catalog.prices import price_of_replicas
+from footplate.catalog.rows import catalog
+from footplate.catalog.successors import today
+from footplate.catalog.validity import Choice, check
 
 GUIDE = Path(__file__).parent / "gpu_compatibility.csv"
 """The guide's table of valid counts, as it was handed to this project."""
@@ -176,3 +177,29 @@ def test_eight_cores_of_a_cloud_tpu_are_four_chips():
 def test_what_is_of_today_stays_as_it_is():
     assert today(Choice("n1-standard-8", "NVIDIA_TESLA_T4", 2)) == Choice("n1-standard-8", "NVIDIA_TESLA_T4", 2)
     assert today(Choice("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)) == Choice("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "usd_per_hour", "machines"),
+    [
+        ([("n1-standard-4", 2, None)], 2 * 0.189999, "2 n1-standard-4"),
+        ([("n1-standard-8", 1, ("NVIDIA_TESLA_V100", 2))], 0.379998 + 2 * 2.48, "1 n1-standard-8 with 2 V100"),
+        ([("standard_p100", 1, None)], 0.379998 + 1.46, "1 standard_p100"),
+        ([("cloud_tpu", 1, ("TPU_V2", 8))], 4 * 1.125, "1 cloud_tpu with 8 TPU v2"),
+        (
+            [("n1-standard-4", 1, None), ("n1-standard-8", 3, None)],
+            0.189999 + 3 * 0.379998,
+            "1 n1-standard-4 and 3 n1-standard-8",
+        ),
+        ([("n1-standard-4", 1, None), ("a3-highgpu-8g", 1, None)], None, "1 n1-standard-4 and 1 a3-highgpu-8g"),
+        ([], None, ""),
+    ],
+)
+def test_the_price_of_a_jobs_machines(replicas, usd_per_hour, machines):
+    values = [
+        {"machineType": name, "count": count, **({"accelerator": {"type": gpu[0], "count": gpu[1]}} if gpu else {})}
+        for name, count, gpu in replicas
+    ]
+    price = price_of_replicas(values)
+    assert price.usd_per_hour == (None if usd_per_hour is None else pytest.approx(usd_per_hour))
+    assert price.machines == machines
