@@ -1,0 +1,35 @@
+"""A lab for each test that asks for one, and the losses of a training that nothing disturbs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from lab_losses import SCRIPT, STEPS, Losses, losses
+
+from footplate.lab import Lab, why_not
+
+
+@pytest.fixture
+def lab() -> Iterator[Callable[[int], Lab]]:
+    """Return a function that makes a lab of a number of machines. Where nobody can make one, the test is skipped."""
+    if why := why_not():
+        pytest.skip(why)
+    with ExitStack() as made:
+        yield lambda count: made.enter_context(Lab(count))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> Losses:
+    """The losses of two ranks on one machine."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    words = [sys.executable, "-m", "footplate", "run", "--np", "2", str(SCRIPT), str(directory), "0"]
+    subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    found = losses(directory)
+    assert len(found) == 2 * STEPS
+    assert all(len(values) == 1 for values in found.values())
+    return found
