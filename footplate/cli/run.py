@@ -6,18 +6,27 @@ torchrun. Scripts that were written for torchrun work unchanged: plain DDP, Ligh
 To use several machines without a cluster engine, give the same command on each machine, with a node rank of its own:
 
     FOOTPLATE_TOKEN=… footplate run --nnodes 2 --node-rank 0 --master-addr ADDRESS --np 8 train.py
+
+With `--nnodes 1:2`, one machine is enough: the script goes on without the other one, and with it when it is back.
+
+In an allocation of Slurm these options follow from Slurm's variables (`launch/slurm_allocation.py`).
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import threading
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from footplate.cli.arguments import Parser, add_backend, make_parser
 from footplate.core.errors import ConfigError
+from footplate.core.profile_requests import VARIABLE, StepRange
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -25,6 +34,40 @@ if TYPE_CHECKING:
     from footplate.launch.backends import Backend
     from footplate.launch.policy import Restarts
     from footplate.launch.script import Script
+
+
+@dataclass(frozen=True)
+class NodeCounts:
+    """The numbers of machines of `--nnodes`: the fewest that are enough, and all."""
+
+    fewest: int
+    most: int
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number may change."""
+        return self.fewest != self.most
+
+    def __str__(self) -> str:
+        return f"{self.fewest}:{self.most}" if self.elastic else str(self.most)
+
+
+def node_counts(text: str) -> NodeCounts:
+    """Read the value of `--nnodes`, such as 2:4, or 4 for 4:4.
+
+    Raises:
+        argparse.ArgumentTypeError: it isn't one.
+    """
+    fewest, colon, most = text.partition(":")
+    try:
+        counts = NodeCounts(int(fewest), int(most) if colon else int(fewest))
+    except ValueError:
+        counts = NodeCounts(0, 0)
+    if not 1 <= counts.fewest <= counts.most:
+        raise ArgumentTypeError(
+            f"{text!r}: expected a number of machines, such as 4, or the fewest and all, such as 2:4"
+        )
+    return counts
 
 
 def parser(name: str) -> Parser:
@@ -39,18 +82,33 @@ def parser(name: str) -> Parser:
     parser.add_argument(
         "--np",
         type=int,
-        default=1,
-        help="the number of processes; 0 starts one for each device, or for each slot of the cluster",
+        help="the number of processes on all machines together, by default 1, or those that Slurm has allocated; 0 starts "
+        "one for each device, or for each slot of the cluster",
     )
     add_backend(parser)
     parser.add_argument(
-        "--nnodes", type=int, default=1, help="the number of machines; give this command on each of them"
+        "--nnodes",
+        type=node_counts,
+        metavar="N|MIN:N",
+        help="the number of machines, by default 1, or those of the Slurm step; give this command on each of them. With "
+        "MIN:N, as few as MIN are enough: machines may leave, and join again",
     )
     parser.add_argument(
-        "--node-rank", type=int, default=0, help="the number of this machine; machine 0 supervises all processes"
+        "--node-rank",
+        type=int,
+        help="the number of this machine, by default 0, or Slurm's; machine 0 supervises all processes",
     )
-    parser.add_argument("--master-addr", help="the address of machine 0")
-    parser.add_argument("--master-port", type=int, default=29500, help="the port of machine 0 for the rendezvous")
+    parser.add_argument("--master-addr", help="the address of machine 0; by default the first node of the Slurm step")
+    parser.add_argument(
+        "--master-port",
+        type=int,
+        help="the port of machine 0 for the rendezvous, by default 29500, or on Slurm a free one",
+    )
+    parser.add_argument(
+        "--interface",
+        help="the network interface of this machine on which ranks connect to those of other machines, such as eth1; by "
+        "default the one on the way to --master-addr",
+    )
     parser.add_argument(
         "--max-restarts", type=int, default=3, help="failures after which all processes are started again"
     )
@@ -75,6 +133,11 @@ def parser(name: str) -> Parser:
         type=float,
         default=30.0,
         help="seconds without a heartbeat after which a process counts as frozen",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="FIRST:LAST",
+        help="profile these steps of each training of the script, such as 10:20 for ten steps; see docs/guide/profiling.md",
     )
     return parser
 
@@ -121,22 +184,75 @@ def run(name: str, argv: Sequence[str]) -> int:
     script = Script(target, tuple(script_args), module=args.module is not None)
     script.check()
 
+    meeting_file = _complete(args, f"footplate run {target}")
+    if args.profile is not None:
+        StepRange.parse(args.profile, "--profile")
     restarts = Restarts(args.max_restarts, args.max_host_restarts)
     check(args.np, args.backend, None, restarts, args.heartbeat_timeout)
     refuse_inside(f"footplate run {target}")
-    if args.nnodes != 1:
-        return _on_machines(script, args, restarts)
+    if args.interface is not None and args.nnodes.most == 1:
+        raise ConfigError(f"--interface {args.interface} is for several machines: give --nnodes, too.")
+    if args.nnodes.most != 1:
+        try:
+            return _on_machines(script, args, restarts)
+        finally:
+            if meeting_file is not None:
+                meeting_file.unlink(missing_ok=True)
     return _launch(script, args, restarts, *choose(args.np, args.backend))
+
+
+def _complete(args: Namespace, command: str) -> Path | None:
+    """Set the options that weren't given: from Slurm's variables in an allocation, or else to their defaults.
+
+    Returns:
+        The file with the launch's meeting point, if this machine has written one.
+
+    Raises:
+        ConfigError: Slurm has started the command in a way that can't work.
+    """
+    from footplate.launch.slurm_allocation import Meeting, address_of, allocation, meeting_file
+    from footplate.server.auth import VARIABLE as TOKEN
+
+    # Whoever gives a backend or the machines has described the launch.
+    described = args.backend != "local" or args.nnodes is not None
+    allocated = None if described else allocation(os.environ, command)
+    written = None
+    if allocated is not None:
+        args.nnodes = NodeCounts(allocated.nodes, allocated.nodes)
+        args.node_rank = allocated.node_rank if args.node_rank is None else args.node_rank
+        args.np = allocated.nodes * allocated.per_node if args.np is None else args.np
+        if allocated.nodes > 1:
+            args.master_addr = args.master_addr or address_of(allocated.first_node)
+        if allocated.nodes > 1 and TOKEN not in os.environ:
+            path = meeting_file(os.environ)
+            if args.node_rank == 0:
+                meeting, written = Meeting.new(args.master_addr), path
+                meeting.write(path)
+            else:
+                meeting = Meeting.read(path)
+            args.master_port = meeting.port if args.master_port is None else args.master_port
+            os.environ[TOKEN] = meeting.token
+        args.master_port = allocated.port if args.master_port is None else args.master_port
+        for name, value in allocated.job_variables.items():
+            os.environ.setdefault(name, value)
+    for name, value in {"np": 1, "nnodes": NodeCounts(1, 1), "node_rank": 0, "master_port": 29500}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return written
 
 
 def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:
     """Take part in a run on several machines. Machine 0 supervises it; the others wait for its commands."""
+    from footplate.distributed.network_interface import CHOICE, chosen
     from footplate.launch.backends import Cluster
     from footplate.launch.cluster.machines import MachinePlacement
     from footplate.launch.cluster.member import LostError, join
     from footplate.server.auth import take
 
     _check_machines(args)
+    if args.interface is not None:
+        os.environ[CHOICE] = args.interface
+    chosen(os.environ)
     _, token = take(None)
     if args.master_addr is None or token is None:
         raise ConfigError(
@@ -144,12 +260,16 @@ def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:
             "environment: the same secret on all machines. Keep it secret: it lets its owner run code on these machines."
         )
     if args.node_rank > 0:
-        try:
-            return join(args.master_addr, args.master_port, token, args.node_rank)
-        except LostError as error:
-            print(f"footplate run: {error}", file=sys.stderr)
-            return 1
-    placement = MachinePlacement(args.nnodes, args.np // args.nnodes, args.master_addr, args.master_port, token)
+        while True:
+            try:
+                return join(args.master_addr, args.master_port, token, args.node_rank)
+            except LostError as error:
+                if not args.nnodes.elastic:
+                    print(f"footplate run: {error}", file=sys.stderr)
+                    return 1
+            print("footplate run: lost the connection to machine 0; joining again", file=sys.stderr)
+    nodes = args.nnodes.most
+    placement = MachinePlacement(nodes, args.np // nodes, args.master_addr, args.master_port, token, args.nnodes.fewest)
 
     # Machine 0 runs processes too, so it also joins its own run.
     member = threading.Thread(target=join, args=(args.master_addr, placement.port, token, 0), daemon=True)
@@ -172,7 +292,7 @@ def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:
 
 
 def _check_machines(args: Namespace) -> None:
-    nodes = args.nnodes
+    nodes = args.nnodes.most
     if nodes < 1 or not 0 <= args.node_rank < nodes:
         raise ConfigError(f"--nnodes {nodes} --node-rank {args.node_rank}: expected ranks from 0 to nnodes - 1.")
     if args.np < nodes or args.np % nodes:
@@ -197,6 +317,7 @@ def _launch(script: Script, args: Namespace, restarts: Restarts, backend: Backen
             world_size=world_size,
             backend=backend,
             restarts=restarts,
+            env=None if args.profile is None else {VARIABLE: args.profile},
             name=script.name,
             log_dir=log_dir,
             show=args.show,

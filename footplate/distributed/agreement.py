@@ -2,9 +2,9 @@
 
 A signal, `trainer.should_stop` or a clock that has run out is first known to one rank. If that rank acted at once, the
 other ranks would wait for it in their next collective. So a rank only makes a note. Every few steps, all ranks exchange
-their notes in one small all-reduce on the hosts (the maximum of four integers):
+their notes in one small all-reduce on the hosts (the maximum of five integers):
 
-    rank 0   step  step  step  ⟷  step …                 [signal, stop, µs per step, rank 0's clock]
+    rank 0   step  step  step  ⟷  step …                 [signal, stop, µs per step, rank 0's clock, steps to profile]
     rank 1   step  SIGTERM  …  ⟷  "SIGTERM": all ranks know, after the same step: they save and exit with 143
 
 The number of steps between two exchanges follows from the slowest rank's time per step. That time is part of the notes, so
@@ -39,6 +39,8 @@ class Agreement:
         stop: all ranks stop as soon as the run's limits allow.
         interrupted: some rank has received a signal.
         now_s: rank 0's clock (monotonic seconds) at the last exchange: the same number on every rank.
+        profile_steps: the number of steps of the profile that this rank was asked for; 0 without one. Any thread sets it.
+        on_profile: called on every rank, after the same step, with the number of steps of the profile.
     """
 
     def __init__(self, group: Group, signals: Signals, wants_stop: Callable[[], bool]) -> None:
@@ -50,6 +52,8 @@ class Agreement:
         self._now_s = time.monotonic()
         self._every = self._left = 1
         self._since = time.monotonic()
+        self.profile_steps = 0
+        self.on_profile: Callable[[int], None] = lambda steps: None
 
     @property
     def stop(self) -> bool:
@@ -84,9 +88,13 @@ class Agreement:
         per_step_us = int((began - self._since) * 1e6 / steps) if steps else 0
         received = self._signals.received
         clock_us = int(began * 1e6) if self._group.world.rank == 0 else -(1 << 62)
-        notes = [0 if received is None else int(received), int(self._wants_stop()), per_step_us, clock_us]
-        self._signal, stop, per_step_us, clock_us = self._group.maximum(notes)
+        stop = int(self._wants_stop())
+        notes = [0 if received is None else int(received), stop, per_step_us, clock_us, self.profile_steps]
+        self._signal, stop, per_step_us, clock_us, profile_steps = self._group.maximum(notes)
         self._stop, self._now_s = bool(stop), clock_us / 1e6
+        if profile_steps:
+            self.profile_steps = 0
+            self.on_profile(profile_steps)
         if self._signal:
             self._signals.agree(signal.Signals(self._signal))
         if steps:

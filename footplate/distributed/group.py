@@ -11,8 +11,9 @@ hangs can still be stopped.
 
 `join` connects to the other ranks at `MASTER_ADDR:MASTER_PORT` (torchrun's rendezvous) when a trainer first has work to
 do, and keeps the group for later trainers. A group that the user has made is used and left alone. All ranks must call the
-methods of a `Group` in the same order. When a rank dies, its connections close and the other ranks raise at once. A frozen
-rank is noticed after `TIMEOUT`, or earlier by the launcher.
+methods of a `Group` in the same order. When a rank dies, its connections close and the other ranks raise at once. If its
+machine is gone without a word, they raise after a minute (`core/net/silence.py`; not with NCCL). A frozen rank is noticed
+after `TIMEOUT`, or earlier by the launcher.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from footplate.core.errors import ConfigError, FootplateError
+from footplate.core.net.silence import detect_silence_of_ranks
 from footplate.distributed import connectivity, network_interface
 from footplate.distributed.world import SINGLE, World
 
@@ -172,7 +174,8 @@ def join(world: World, backend: str, device: torch.device) -> Group:
     if world.size == 1:
         return Group(world)
     if not dist.is_initialized():
-        _meet(world, backend, device)
+        with detect_silence_of_ranks():
+            _meet(world, backend, device)
         atexit.register(leave, dist.group.WORLD)
     if (dist.get_world_size(), dist.get_rank()) != (world.size, world.rank):
         raise ConfigError(
@@ -180,7 +183,8 @@ def join(world: World, backend: str, device: torch.device) -> Group:
             f"WORLD_SIZE say {world.rank} of {world.size}. Leave the initialisation to the trainer, or set the variables."
         )
     if _default_group is not dist.group.WORLD:
-        _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc="hosts")
+        with detect_silence_of_ranks():
+            _host_group = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc="hosts")
         _default_group = dist.group.WORLD
     return Group(world, _host_group)
 

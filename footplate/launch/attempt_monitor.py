@@ -3,16 +3,16 @@
 The worker group's events tell what each rank does. `AttemptMonitor` records it, and decides when the other ranks must be
 killed:
 
-- A rank has failed: the other ranks, which mostly fail at once because of it, have `peers_grace_s`. After a user's mistake
-  they have no time.
+- A rank has failed: the other ranks, which mostly fail at once because of it, have `peers_grace_s`. After a user's mistake,
+  or the loss of a machine that is silent, they have no time.
 - A rank has ended because it was asked to (exit code 143 or 130): the other ranks should follow within `grace_s`.
 - All ranks have reported: they have `grace_s` for their exit handlers.
 - The supervisor itself was asked to end: see `stop`.
 
 A rank that gives no sign of life for `heartbeat_timeout_s` is killed, after `hang_watch.py` has collected the stacks of all
-ranks. If its machine was silent, too, the machine is lost,
-which is a failure of the host. Otherwise the rank is frozen. Time only counts while the supervisor itself is awake: after
-it was suspended, the ranks' signs of life wait to be read, and no deadline has passed.
+ranks that can answer. If its machine was silent, too, the machine is lost, which is a failure of the host. Otherwise the
+rank is frozen. Time only counts while the supervisor itself is awake: after it was suspended, the ranks' signs of life wait
+to be read, and no deadline has passed.
 """
 
 from __future__ import annotations
@@ -126,6 +126,14 @@ class AttemptMonitor:
         return cause_of(failures) if failures else None
 
     @property
+    def ended_as_asked(self) -> bool:
+        """True if ranks ended because they were asked to, or because others did, and none for another reason."""
+        cause = self.cause
+        asked = any(rank.report is None or rank.report.kind not in ("returned", "left") for rank in self.ranks)
+        # A rank that still waits for others loses its connections to them.
+        return asked and (cause is None or cause.code == 128 + signal.SIGTERM or cause.passing)
+
+    @property
     def stopped(self) -> int | None:
         """The exit code of ranks that ended because they were asked to; None if there are none."""
         reports = [rank.report for rank in self.ranks if rank.report is not None]
@@ -138,7 +146,8 @@ class AttemptMonitor:
             rank = self.ranks[event.rank]
             rank.alive, rank.heard = True, self._clock.look()
             rank.progressed |= event.progressed
-            if event.progressed:
+            # After a frozen rank was killed, the explanation stays: another rank may still end the step that it was in.
+            if event.progressed and not any(rank.killed for rank in self.ranks):
                 self._watch.progress(rank.heard)
         elif isinstance(event, Stacks):
             self._watch.take(event.rank, event.process)
@@ -165,7 +174,8 @@ class AttemptMonitor:
         late = [rank for rank in living if now - rank.heard > self._limit_s(rank)]
         for rank in self.ranks:
             rank.late_s = (rank.late_s or now - rank.heard) if rank in late else None
-        awaited = [rank.rank for rank in living if rank.alive]
+        # No stacks come from a machine that is silent, so nobody waits for them.
+        awaited = [rank.rank for rank in living if rank.alive and not self._silent(rank)]
         if late and self._watch.explains([rank.rank for rank in late], awaited, now):
             for rank in late:
                 self._freeze(rank, now - rank.heard)
@@ -176,16 +186,27 @@ class AttemptMonitor:
         """The longest silence of a rank."""
         return self._timeouts.heartbeat_timeout_s if rank.alive else START_S
 
+    def _silent(self, rank: Rank) -> bool:
+        """Return True if nothing comes from the rank's machine."""
+        return self._group.silence_s(rank.rank) > self._timeouts.heartbeat_timeout_s / 2
+
     def stop(self, signum: signal.Signals) -> None:
         """Pass a signal on to all ranks.
 
         After SIGTERM they have `grace_s` to end; after SIGINT, `grace_s` from the end of the first rank on.
         """
+        self._send_all(signum)
+        if signum == signal.SIGTERM:
+            self.kill_within(self._timeouts.grace_s)
+
+    def ask_to_end(self) -> None:
+        """Ask all ranks to save and end. They have `grace_s` from the end of the first rank on."""
+        self._send_all(signal.SIGTERM)
+
+    def _send_all(self, signum: signal.Signals) -> None:
         self._stopping = True
         for rank in self.ranks:
             self._group.send(rank.rank, signum)
-        if signum == signal.SIGTERM:
-            self.kill_within(self._timeouts.grace_s)
 
     def kill_within(self, seconds: float) -> None:
         """Kill all remaining ranks after `seconds`, or sooner if an earlier call set an earlier time."""
@@ -213,7 +234,7 @@ class AttemptMonitor:
             return
         if event.code is None:
             which = (None, None) if event.all_ranks else (rank.rank, rank.slot)
-            self._fail(rank, Failure("host", event.text, event.at, *which, lost=True))
+            self._fail(rank, Failure("host", event.text, event.at, *which, lost=True), event.silent)
         elif event.code in (143, 130):
             # It was asked to end, too, and did so by os._exit or from a library.
             rank.report = Report("stopped", event.at, event.code)
@@ -227,16 +248,16 @@ class AttemptMonitor:
         kind, lost = "frozen" if rank.alive else "host", False
         late_s = rank.late_s or silence
         text = f"gave no sign of life for {late_s:.0f} s" if rank.alive else f"did not start within {late_s:.0f} s"
-        machine_silence = self._group.silence_s(rank.rank)
-        if machine_silence > self._timeouts.heartbeat_timeout_s / 2:
+        if self._silent(rank):
             kind, lost = "host", True
-            text += f", and nothing has come from its machine for {machine_silence:.0f} s"
-        self._fail(rank, Failure(kind, text, time.monotonic() - silence, rank.rank, rank.slot, lost=lost))
+            text += f", and nothing has come from its machine for {self._group.silence_s(rank.rank):.0f} s"
+        self._fail(rank, Failure(kind, text, time.monotonic() - silence, rank.rank, rank.slot, lost=lost), silent=lost)
         self._kill(rank)
 
-    def _fail(self, rank: Rank, failure: Failure) -> None:
+    def _fail(self, rank: Rank, failure: Failure, silent: bool = False) -> None:
         rank.failure = rank.failure or failure
-        self.kill_within(0.0 if failure.mistake else self._timeouts.peers_grace_s)
+        # A machine that is silent closes no connections, so the ranks that wait for it don't fail by themselves.
+        self.kill_within(0.0 if failure.mistake or silent else self._timeouts.peers_grace_s)
 
     def _kill(self, rank: Rank) -> None:
         if not rank.ended and not rank.killed:

@@ -99,7 +99,7 @@ class Cluster:
     ) -> WorkerGroup:
         from footplate.launch.cluster.agent_group import AgentGroup
 
-        slots = self.slots()
+        slots = self.placement.slots(world_size)
         if world_size > slots:
             raise LaunchError(
                 f"np={world_size}: {self.name} can hold {slots} worker(s) of this shape now. Use np={slots} at most, "

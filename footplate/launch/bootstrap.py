@@ -10,8 +10,8 @@
    other ranks may still need its store.
 6. Threads are joined and exit handlers run, as at the end of any Python program.
 
-On the control socket, a worker sends single bytes: `ALIVE`, `PROGRESSED`, `REPORT`. The supervisor sends one byte when all
-ranks have reported. The end of the stream means that the supervisor is gone.
+On the control socket, a worker sends single bytes: `ALIVE`, `PROGRESSED`, `SAVED`, `REPORT`. The supervisor sends one byte
+when all ranks have reported. The end of the stream means that the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from footplate.launch.rendezvous import host_store
 from footplate.launch.worker_group import Report
 
 HEARTBEAT_S = 1.0
-ALIVE, PROGRESSED, REPORT = b"a", b"p", b"r"
+ALIVE, PROGRESSED, SAVED, REPORT = b"a", b"p", b"s", b"r"
 # Frames of these files are left out of tracebacks.
 HIDDEN_FILES = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}
 # Exit codes after SIGTERM and SIGINT.
@@ -101,6 +101,10 @@ class SupervisorLink:
         if not self._sent_first:
             self._sent_first = True
             self._send(PROGRESSED)
+
+    def saved(self) -> None:
+        """Tell the supervisor at once."""
+        self._send(SAVED)
 
     def report(self) -> None:
         """Tell the supervisor that the report is in its payload. Waits for a supervisor that is suspended."""

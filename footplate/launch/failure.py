@@ -9,6 +9,7 @@ heartbeats before it considers a machine dead, and by then the ranks on the othe
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from typing import Literal
 
 NOTICED_AFTER_S = 0.2
 LOST_AFTER_S = 60.0
+CONNECTION_S = 1.0
 # Length limit of an exception's text in a log line.
 MAX_CHARACTERS = 500
 
@@ -62,7 +64,10 @@ class Failure:
         """The earliest time at which it may have happened; `at` is when it was noticed."""
         if self.lost:
             return self.at - LOST_AFTER_S
-        return self.at if self.kind == "exception" else self.at - NOTICED_AFTER_S
+        if self.kind != "exception":
+            return self.at - NOTICED_AFTER_S
+        # A lost connection is mostly the work of another rank, whose end a busy machine may notice later.
+        return self.at + CONNECTION_S if self.passing else self.at
 
 
 def cause_of(failures: Iterable[Failure]) -> Failure:
@@ -70,6 +75,9 @@ def cause_of(failures: Iterable[Failure]) -> Failure:
 
     >>> broken = Failure("exception", "raised RuntimeError: Connection closed by peer", at=10.05, rank=0)
     >>> cause_of([broken, Failure("signal", "was killed by SIGKILL", at=10.1, rank=1)]).rank
+    1
+    >>> refused = Failure("exception", "raised ConnectionError: rank 1 did not answer", at=10.05, rank=0, passing=True)
+    >>> cause_of([refused, Failure("signal", "was killed by SIGKILL", at=11.0, rank=1)]).rank
     1
     """
     return min(failures, key=lambda failure: (not failure.mistake, failure.since))
@@ -106,10 +114,15 @@ def of_exception(error: BaseException) -> str:
 def may_pass(error: BaseException) -> bool:
     """Return True if an exception is about something outside of the program: a connection, a disk, the other ranks.
 
-    A missing file doesn't count: mostly its name is wrong.
+    A missing file doesn't count: mostly its name is wrong. Gloo raises its errors as plain RuntimeErrors, whose text begins
+    with the file in its source.
 
     >>> may_pass(ConnectionRefusedError()), may_pass(FileNotFoundError()), may_pass(TypeError())
     (True, False, False)
+    >>> may_pass(RuntimeError("[/build/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [192.0.2.2]:694."))
+    True
     """
     between_ranks = getattr(sys.modules.get("torch.distributed"), "DistError", OSError)
+    if isinstance(error, RuntimeError) and re.match(r"\[\S*/gloo/\S+:\d+\]", str(error)):
+        return True
     return isinstance(error, (OSError, between_ranks)) and not isinstance(error, LASTING)

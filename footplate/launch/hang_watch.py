@@ -3,7 +3,8 @@
 There are two cases.
 
 - *A late rank* gives no sign of life for `heartbeat_timeout_s`: it is stopped, or C code holds its GIL. It will be killed.
-  Before that, all ranks are asked for their stacks. That takes `COLLECT_S` at most.
+  Before that, all ranks are asked for their stacks. That takes `COLLECT_S` at most. A rank on a machine that is silent
+  isn't waited for.
 - *A stall*: all ranks live, and none has made progress for `stall_s`. They are asked twice, with `SECOND_LOOK_S` between.
   If no rank has moved, and they made progress before or wait for each other, the user gets a warning. Nothing is killed:
   the step may just be long. The next look follows after twice the time.
@@ -21,7 +22,7 @@ from footplate.core.stacks.report import report
 from footplate.core.stacks.snapshot import Process
 from footplate.launch.worker_group import WorkerGroup
 
-COLLECT_S = 2.0  # the answers arrive sooner, unless a machine is lost
+COLLECT_S = 4.0  # the answers arrive sooner, unless a machine is busy
 STALL_S = 60.0
 SECOND_LOOK_S = 5.0
 
@@ -82,7 +83,7 @@ class HangWatch:
 
         Args:
             late: the ranks that give no sign of life.
-            ranks: those that haven't ended.
+            ranks: those that can answer.
             now: the time.
         """
         if not self._asked_for_late:
@@ -129,7 +130,8 @@ class HangWatch:
 
     def _ask(self, now: float, limit_s: float, native: bool) -> None:
         self._asked_at, self._answers_until, self._answers = now, now + limit_s, {}
-        self._group.ask_stacks(0.75 * limit_s, native)
+        # The other half is for a busy machine, where it takes long to start py-spy and to send the answers.
+        self._group.ask_stacks(limit_s / 2, native)
 
     def _is_complete(self, ranks: Collection[int], now: float) -> bool:
         return self._answers.keys() >= set(ranks) or now >= self._answers_until

@@ -108,6 +108,12 @@ class LocalWorkerGroup:
         self._events: list[Event] = []
         self._stacks: queue.SimpleQueue[Stacks] = queue.SimpleQueue()  # filled by a thread
 
+    def present(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        return slots
+
+    def leaving(self) -> bool:
+        return False
+
     def begin(self, attempt: Attempt) -> None:
         size = len(attempt.slots)
         with rendezvous.listen(rendezvous.HOST, size) as store:
@@ -158,7 +164,7 @@ class LocalWorkerGroup:
         def run() -> None:
             for process in asking.ask(pids, limit_s, native):
                 self._stacks.put(Stacks(pids[process.pid], process))
-            self.wake()
+                self.wake()
 
         threading.Thread(target=run, name="footplate-asks", daemon=True).start()
 
@@ -270,7 +276,8 @@ class LocalWorkerGroup:
             # The connection has closed. The fork server reports how the worker ended.
             self._selector.unregister(worker.control)
         if received:
-            self._events.append(Alive(worker.rank, progressed=bootstrap.PROGRESSED in received))
+            progressed, saved = bootstrap.PROGRESSED in received, bootstrap.SAVED in received
+            self._events.append(Alive(worker.rank, progressed, saved))
         if bootstrap.REPORT in received:
             report, load = payload.read_two(worker.report_fd)
             self._events.append(Reported(worker.rank, report, load, worker.report_fd))

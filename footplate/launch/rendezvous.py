@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from footplate.distributed import network_interface
 from footplate.launch import cluster_variables
 from footplate.launch.worker_group import Attempt
 
 HOST = "127.0.0.1"
+NCCL = "NCCL_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,16 @@ def listen(host: str, world_size: int) -> socket.socket:
     return socket.create_server((host, 0), family=family, backlog=max(128, 2 * world_size))
 
 
+def own_address(default: str) -> str:
+    """The address at which other machines reach this one: that of the interface in `FOOTPLATE_INTERFACE`, or `default`.
+
+    Raises:
+        ConfigError: this machine has no such interface.
+    """
+    interface = network_interface.chosen(os.environ)
+    return network_interface.address_of(interface) or default if interface else default
+
+
 def free_addresses(host: str, count: int) -> tuple[str, ...]:
     """Find addresses of this machine at which no process listens now."""
     with contextlib.ExitStack() as open_sockets:
@@ -81,9 +93,11 @@ def environment(share: Share, rank: int) -> dict[str, str]:
         "FOOTPLATE_ATTEMPT": str(attempt.number),
         "FOOTPLATE_SLOT": str(share.devices[local_rank] if share.devices else local_rank),
     }
-    network_interface = interface(share.address)
-    if network_interface and "GLOO_SOCKET_IFNAME" not in os.environ:
-        variables["GLOO_SOCKET_IFNAME"] = network_interface
+    interface = network_interface.with_address(share.address)
+    if interface and network_interface.VARIABLE not in os.environ:
+        variables[network_interface.VARIABLE] = interface
+    if share.address != HOST and os.environ.get(network_interface.CHOICE) and NCCL not in os.environ:
+        variables[NCCL] = os.environ[network_interface.CHOICE]
     return {**variables, **cluster_variables.environment(share.tasks, rank), **share.environment}
 
 
@@ -93,15 +107,3 @@ def host_store(listening: int) -> Any:
 
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
-
-
-def interface(address: str) -> str | None:
-    """The network interface with this address. For ranks of one machine it is the loopback, which doesn't go away."""
-    if address == HOST:
-        return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    import psutil
-
-    for name, entries in psutil.net_if_addrs().items():
-        if address in {entry.address for entry in entries}:
-            return name
-    return None

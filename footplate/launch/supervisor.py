@@ -7,6 +7,9 @@ ranks are ended, the supervisor finds the failure that caused the other ones, an
 with which ranks another attempt begins. The supervisor keeps nothing of a run: the function continues from its own
 checkpoint.
 
+Where machines come and go (`present` of the worker group), an attempt has the ranks of those that are there. If one joins,
+or has to leave, all ranks save and end, and another attempt begins. That costs no restart.
+
 No worker is left behind: when the supervisor dies, in whichever way, all workers die too.
 """
 
@@ -33,10 +36,14 @@ from footplate.launch.hang_files import HANGS_DIR, HangFiles
 from footplate.launch.hang_watch import STALL_S
 from footplate.launch.output import Output, Show
 from footplate.launch.policy import Again, GiveUp, Restarts, State, decide
-from footplate.launch.worker_group import Attempt, WorkerGroup, Wrote
+from footplate.launch.worker_group import Alive, Attempt, WorkerGroup, Wrote
 
 log = logging.getLogger(__name__)
 
+# Time to wait for all machines, before the first attempt and before a later one, if fewer are enough.
+GATHER_S, REJOIN_S = 30.0, 3.0
+# Time to wait for the fewest machines that are enough.
+FEWEST_S = 570.0
 _SIGNAL_OF_CODE = {143: signal.SIGTERM, 130: signal.SIGINT}
 
 
@@ -153,16 +160,25 @@ class Supervisor:
         self._first_signal: signal.Signals | None = None
         # True after SIGINT.
         self._interrupted = False
+        # The slots of the launch that haven't been given up, and those of the attempt.
+        self._slots: tuple[int, ...] = ()
+        self._used_slots: tuple[int, ...] = ()
+        # True after the ranks were asked to end, for an attempt on other machines.
+        self._regrouping = False
 
     def run(self, world_size: int) -> Any:
         """Run all attempts. Returns and raises what `launch` does."""
         state = State(slots=tuple(range(world_size)))
         number = 0
         while True:
-            monitor = self._run_attempt(Attempt(number, state.slots, self._output.terminals()))
+            self._slots, self._used_slots = state.slots, self._gather(state.slots, number)
+            monitor = self._run_attempt(Attempt(number, self._used_slots, self._output.terminals()))
             failure, code = monitor.cause, monitor.stopped
             if self._first_signal is not None:
                 raise _exception_after(self._first_signal)
+            if self._regrouping and monitor.ended_as_asked:
+                number += 1
+                continue
             if failure is None and code is not None:
                 raise _exception_after(_SIGNAL_OF_CODE[code])
             if failure is None:
@@ -175,7 +191,29 @@ class Supervisor:
             self._pause(decision.delay_s)
             state, number = decision.state, number + 1
 
+    def _gather(self, slots: tuple[int, ...], number: int) -> tuple[int, ...]:
+        """The slots whose machines are there, once these are enough. Waits a little for the others.
+
+        Raises:
+            LaunchError: they are never enough.
+        """
+        began = self._clock.look()
+        until = began + (GATHER_S if number == 0 else REJOIN_S)
+        while True:
+            present = self._group.present(slots)
+            if present == slots:
+                return slots
+            if present and self._clock.look() >= until:
+                log.warning("%s: attempt %d has %d of %d ranks", self._name, number, len(present), len(slots))
+                return present
+            if self._clock.now > began + FEWEST_S:
+                raise LaunchError(
+                    f"{self._name}: after {FEWEST_S:.0f} s, too few machines are there. The log names them."
+                )
+            self._pause(TICK_S)
+
     def _run_attempt(self, attempt: Attempt) -> AttemptMonitor:
+        self._regrouping = False
         self._output.begin(attempt.number, len(attempt.slots))
         self._group.begin(attempt)
         monitor = AttemptMonitor(self._group, attempt, self._clock, self._timeouts)
@@ -196,6 +234,10 @@ class Supervisor:
                 self._output.take(event)
             else:
                 monitor.take(event)
+                if isinstance(event, Alive) and event.saved:
+                    self._regroup(monitor)
+        if self._group.leaving():
+            self._regroup(monitor)
         while self._interrupts.received:
             signum = self._interrupts.received.popleft()
             if signum == signal.SIGINT and self._interrupted:
@@ -212,6 +254,16 @@ class Supervisor:
                 "%s: no progress for %.0f s: %s.%s",
                 self._name, stall.stalled_s or 0.0, stall.sentence, f" All stacks: {file}" if file else "",
             )  # fmt: skip
+
+    def _regroup(self, monitor: AttemptMonitor) -> None:
+        """End the attempt if a machine has to leave, or if there are more machines than it uses."""
+        if self._regrouping:
+            return
+        present = self._group.present(self._slots)
+        if present and (self._group.leaving() or set(present) - set(self._used_slots)):
+            self._regrouping = True
+            log.warning("%s: the ranks save and end, and go on as %d ranks", self._name, len(present))
+            monitor.ask_to_end()
 
     def _pause(self, delay_s: float) -> None:
         """Wait before the next attempt. A signal ends the launch."""
@@ -291,9 +343,9 @@ def _error(failure: Failure, monitor: AttemptMonitor, number: int, decision: Giv
     if error is None:
         error = LaunchError("\n".join(filter(None, (f"{failure} in attempt {number}{why}.", failure.traceback, hang))))
     else:
-        error.add_note(f"Raised by rank {failure.rank} in attempt {number}{why}:\n{failure.traceback}")
-        if hang:
-            error.add_note(hang)
+        # One note, since `footplate run` prints the last one instead of the exception.
+        raised = f"Raised by rank {failure.rank} in attempt {number}{why}:\n{failure.traceback}"
+        error.add_note("\n".join(filter(None, (raised.rstrip("\n"), hang))))
     vars(error)["_footplate_failure"] = failure
     return error
 

@@ -25,6 +25,10 @@ class Link(Protocol):
         """Tell the supervisor that the work has advanced."""
         ...
 
+    def saved(self) -> None:
+        """Tell the supervisor that the work is saved."""
+        ...
+
 
 _link: Link | None = None
 
@@ -82,6 +86,16 @@ def progressed() -> None:
     answering.progressed()
     if _link is not None:
         _link.progressed()
+
+
+def saved() -> None:
+    """Tell the supervisor that a checkpoint is complete, so that another attempt would continue from it.
+
+    If a machine waits to take part (`footplate run --nnodes 2:4`), all ranks now get SIGTERM, and the next attempt has the
+    ranks of that machine, too. The trainer calls this by itself.
+    """
+    if _link is not None:
+        _link.saved()
 
 
 def log_to_driver(message: str) -> None:

@@ -4,6 +4,7 @@ The supervisor decides, a worker group acts: on processes of this machine (`loca
 (`cluster/agent_group.py`).
 
     supervisor                          worker group
+    present(slots)        ───────►      the slots whose machines are there
     begin(attempt)        ───────►      starts one worker for each rank, with a new rendezvous
     wait(timeout_s)       ◄───────      the events since then: signs of life, output, reports, ends
     ask_stacks            ───────►      `Stacks` of all ranks follow as events
@@ -67,10 +68,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Alive:
-    """A sign of life. `progressed`: the work has advanced since the last one."""
+    """A sign of life. Since the last one, has the work advanced (`progressed`), and was it saved (`saved`)?"""
 
     rank: int
     progressed: bool = False
+    saved: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Ended:
 
     If the worker group has lost the process instead of seeing its end, `code` is None. `text` then says what happened, to
     be read after "rank 1 ". If all ranks were lost together, `all_ranks` is true and `text` is a sentence of its own.
+    `silent`: nothing had come from its machine for some seconds, so its connections to other ranks may still be open.
     """
 
     rank: int
@@ -109,6 +112,7 @@ class Ended:
     at: float
     text: str = ""
     all_ranks: bool = False
+    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,17 @@ Event = Alive | Wrote | Reported | Ended | Stacks
 
 class WorkerGroup(Protocol):
     """The processes of a launch; see the module's docstring."""
+
+    def present(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of a launch's slots whose machines are there. None while there are too few machines.
+
+        Where machines don't come and go, that is all of them.
+        """
+        ...
+
+    def leaving(self) -> bool:
+        """Whether a machine that is still used was asked to end. `present` leaves it out."""
+        ...
 
     def begin(self, attempt: Attempt) -> None:
         """Start the workers of an attempt. Doesn't wait for them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -331,6 +332,9 @@ time.sleep(60)
         (["--max-restart", "2", "flowers.py"], "--max-restart"),
         (["--np", "-2", "--backend", "ray", "flowers.py"], "negative means processes of this machine"),
         (["--max-restarts", "-1", "flowers.py"], "max_restarts=-1"),
+        (["--nnodes", "3:2", "--np", "3", "flowers.py"], "--nnodes: '3:2': expected a number of machines"),
+        (["--nnodes", "0", "--np", "3", "flowers.py"], "--nnodes: '0': expected a number of machines"),
+        (["--nnodes", "1:", "--np", "3", "flowers.py"], "--nnodes: '1:': expected a number of machines"),
         (["--nnodes", "2", "--np", "3", "flowers.py"], "expected the same number of processes on each machine"),
         (["--nnodes", "2", "--np", "4", "--node-rank", "2", "flowers.py"], "expected ranks from 0 to nnodes - 1"),
         (["--nnodes", "2", "--np", "4", "flowers.py"], "needs --master-addr"),
@@ -367,12 +371,12 @@ if "wait" in sys.argv and os.environ["FOOTPLATE_ATTEMPT"] == "0":
 
 @pytest.fixture
 def machine(process):
-    """A function that returns the command for one of two machines; this machine plays both."""
+    """A function that returns the command for one of several machines; this machine plays them all."""
     port = str(free_port())
     started = []
 
-    def start(node, *argv, token="secret-of-these-machines"):
-        common = ("run", "--nnodes", "2", "--np", "4", "--master-addr", "127.0.0.1", "--master-port", port)
+    def start(node, *argv, token="secret-of-these-machines", nnodes="2", np=4):
+        common = ("run", "--nnodes", nnodes, "--np", np, "--master-addr", "127.0.0.1", "--master-port", port)
         started.append(process(*common, "--node-rank", node, *argv, FOOTPLATE_TOKEN=token))
         return started[-1]
 
@@ -430,6 +434,97 @@ signal.signal(signal.SIGTERM, save)
     out, err = first.communicate(timeout=120)
     assert (first.returncode, other.wait(60)) == (143, 143), err
     assert {line.partition("saved by ")[2] for line in out.splitlines()} == {"0", "1", "2", "3"}
+
+
+ELASTIC = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from footplate.launch import worker
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+dist.init_process_group("gloo")
+if os.environ["RANK"] == "0":
+    print("ranks:", dist.get_world_size(), "attempt:", os.environ["FOOTPLATE_ATTEMPT"], flush=True)
+done = torch.zeros(1)
+while not done:
+    time.sleep(0.05)
+    worker.progressed()
+    worker.saved()
+    done[0] = os.path.exists(sys.argv[1])
+    dist.all_reduce(done)
+"""
+
+
+@pytest.mark.slow
+def test_machines_leave_and_join_a_run_that_needs_fewer(machine, script, tmp_path):
+    path, end = script(ELASTIC), tmp_path / "end"
+    several = {"nnodes": "2:3", "np": 3}
+    first, second, third = (machine(node, path, end, **several) for node in range(3))
+
+    def said() -> list[str]:
+        return first.stdout.readline().partition("ranks: ")[2].split()
+
+    assert said() == ["3", "attempt:", "0"]
+    third.kill()
+    assert said() == ["2", "attempt:", "1"]
+    third = machine(2, path, end, **several)
+    assert said() == ["3", "attempt:", "2"]
+    third.terminate()
+    assert said() == ["2", "attempt:", "3"]
+    assert third.wait(60) == 143
+    end.touch()
+    _, err = first.communicate(timeout=120)
+    assert (first.returncode, second.wait(60)) == (0, 0), err
+    # Only the machine that was lost without a word costs a restart.
+    assert re.findall(r"restart \d of \d+", err) == ["restart 1 of 10"]
+    assert "machine 2 has joined: it takes part from the next checkpoint on" in err
+
+
+HOROVOD = """
+import os, sys, time
+import torch
+import footplate.compat.horovod as hvd
+hvd.init()
+state = hvd.elastic.ObjectState(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, counts=[])
+
+@hvd.elastic.run
+def train(state):
+    # How many ranks took part in each step.
+    while not hvd.allreduce(torch.tensor(float(os.path.exists(sys.argv[1]))), name="end", op=hvd.Sum):
+        time.sleep(0.05)
+        state.counts = [*state.counts, int(hvd.allreduce(torch.ones(1), name="count", op=hvd.Sum))]
+        if hvd.rank() == 0 and state.counts[-2:-1] != state.counts[-1:]:
+            print("ranks:", state.counts[-1], flush=True)
+        state.commit()
+    return state.counts
+
+counts = train(state)
+if hvd.rank() == 0:
+    print("steps:", [counts[i] for i in range(len(counts)) if i == 0 or counts[i - 1] != counts[i]], flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_of_horovods_goes_on_from_the_last_commit_when_machines_leave_and_join(machine, script, tmp_path):
+    path, end = script(HOROVOD), tmp_path / "end"
+    first, second = (machine(node, path, end, nnodes="1:2", np=2) for node in range(2))
+
+    def said(word: str) -> str:
+        line = first.stdout.readline()
+        while line and word not in line:
+            line = first.stdout.readline()
+        return line.partition(word)[2].strip()
+
+    assert said("ranks: ") == "2"
+    second.kill()
+    assert said("ranks: ") == "1"
+    second = machine(1, path, end, nnodes="1:2", np=2)
+    assert said("ranks: ") == "2"
+    end.touch()
+    # No step was lost, or done twice.
+    assert said("steps: ") == "[2, 1, 2]"
+    _, err = first.communicate(timeout=120)
+    assert (first.returncode, second.wait(60)) == (0, 0), err
 
 
 @pytest.mark.slow

@@ -317,6 +317,22 @@ def a_name_is_used_once_at_a_time():
 
 
 @check
+def a_name_stays_taken_for_a_moment_if_the_other_rank_is_faster():
+    handle = hvd.broadcast_async(mine(1), 0, name="fast") if hvd.rank() == 0 else None
+    hvd.barrier()
+    if handle is None:
+        handle = hvd.broadcast_async(mine(1), 0, name="fast")
+        # The link's thread starts the operation.
+        handle.begun.wait(1.0)
+        with pytest.raises(ValueError, match='"fast": an operation of this name is running'):
+            hvd.broadcast_async(mine(1), 0, name="fast")
+    hvd.synchronize(handle)
+    # When the result was fetched, the name is free at once.
+    for _ in range(3):
+        assert hvd.allreduce(mine(1), name="fast").item() == 1.5
+
+
+@check
 def arguments_that_cannot_be_are_refused_here():
     wrong = [
         lambda: hvd.alltoall(torch.zeros(3)),

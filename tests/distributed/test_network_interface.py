@@ -8,7 +8,8 @@ import sys
 import psutil
 import pytest
 
-from footplate.distributed.network_interface import for_gloo
+from footplate.core.errors import ConfigError
+from footplate.distributed.network_interface import chosen, for_gloo
 from footplate.distributed.world import World
 
 HERE, APART = World(0, 2, 0, 2), World(0, 2, 0, 1)
@@ -39,3 +40,15 @@ def test_between_machines_it_is_never_the_loopback(master):
     """As on rank 0's machine, where MASTER_ADDR may be a name that leads to 127.0.1.1."""
     found = for_gloo(APART, {"MASTER_ADDR": master})
     assert found == (next(iter(OUTWARD)) if len(OUTWARD) == 1 else None)
+
+
+def test_the_user_chooses_an_interface():
+    assert chosen({}) is None
+    assert chosen({"FOOTPLATE_INTERFACE": LOOPBACK}) == LOOPBACK
+    assert for_gloo(APART, {"FOOTPLATE_INTERFACE": LOOPBACK, "MASTER_ADDR": "no-such-host.invalid"}) == LOOPBACK
+    assert for_gloo(APART, {"FOOTPLATE_INTERFACE": LOOPBACK, "GLOO_SOCKET_IFNAME": "eth7"}) == "eth7"
+
+
+def test_an_interface_that_this_machine_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match=r"FOOTPLATE_INTERFACE=eth77: .* has no interface of this name"):
+        for_gloo(HERE, {"FOOTPLATE_INTERFACE": "eth77"})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from footplate.launch.cluster.agent import AgentCall
-from footplate.launch.cluster.placement import Lost
+from footplate.launch.cluster.placement import Lost, SteadyMachines
 
 
 def rank() -> int:
@@ -29,7 +29,7 @@ _RUN = "import pickle, sys; call, index, node = pickle.load(sys.stdin.buffer); c
 
 
 @dataclass
-class ProcessPlacement:
+class ProcessPlacement(SteadyMachines):
     """Starts an agent in a process for each node.
 
     Attributes:
@@ -48,12 +48,12 @@ class ProcessPlacement:
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     started: list[AgentCall] = field(default_factory=list)
 
-    def slots(self) -> int:
+    def slots(self, wanted: int = 0) -> int:
         return len(self.nodes)
 
-    def start(self, count: int, call: AgentCall) -> None:
+    def start(self, slots: Sequence[int], call: AgentCall) -> None:
         self.started.append(call)
-        for index in range(count):
+        for index in range(len(slots)):
             extra = self.env[index] if self.env else {}
             process = subprocess.Popen(
                 [sys.executable, "-c", self.program], stdin=subprocess.PIPE, env={**os.environ, **extra}

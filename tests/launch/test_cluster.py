@@ -95,6 +95,47 @@ def test_an_exception_comes_home_with_its_traceback():
     assert "in innermost" in raised.value.__notes__[0]
 
 
+SLOW_TO_CONNECT = """
+import pickle, sys, time
+from footplate.launch.cluster.agent_info import AgentInfo
+call, index, node = pickle.load(sys.stdin.buffer)
+as_details = AgentInfo.as_details
+AgentInfo.as_details = lambda self: time.sleep(3 * (index == 1)) or as_details(self)
+call(index, node)
+"""
+
+
+def test_the_first_of_two_failures_is_the_cause_also_if_its_machine_was_slow_to_connect():
+    def work():
+        dist.init_process_group("gloo")
+        if rank() == 1:
+            raise ZeroDivisionError("the cause")
+        time.sleep(0.4)
+        raise KeyError("the consequence")
+
+    with pytest.raises(ZeroDivisionError, match="the cause"):
+        run(
+            ProcessPlacement(["a", "b"], program=SLOW_TO_CONNECT),
+            work,
+            preload=("torch",),
+            restarts=Restarts(max_restarts=0),
+        )
+
+
+def test_an_agents_times_are_converted_by_the_message_that_was_least_delayed():
+    clock = agent_group.AgentClock()
+    for sent_at, delay_s in ((100.0, 0.7), (101.0, 0.01), (102.0, 0.3)):
+        clock.read(sent_at, sent_at + delay_s - 90.0)
+    assert clock.ours(105.0) == pytest.approx(15.01)
+
+
+def test_an_agents_clock_may_drift():
+    clock = agent_group.AgentClock()
+    for second in range(100_000):
+        clock.read(second, second * 1.0001)
+    assert clock.ours(100_000) == pytest.approx(100_010, abs=0.01)
+
+
 def test_a_killed_worker_is_started_again_by_the_agents_that_are_there(quick, said):
     def work():
         if attempt() == 0 and rank() == 1:

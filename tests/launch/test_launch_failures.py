@@ -14,6 +14,7 @@ import torch
 from launched import gone
 from torch import distributed as dist
 
+from footplate.cli.run import _last_words
 from footplate.core.errors import ConfigError, DataError, FootplateError, LaunchError
 from footplate.distributed.group import join
 from footplate.distributed.world import World
@@ -107,6 +108,24 @@ def test_an_exception_comes_home_as_it_was_with_the_workers_traceback():
     (note,) = raised.value.__notes__
     assert note.startswith("Raised by rank 1 in attempt 0 (max_restarts=0):")
     assert "in innermost" in note
+
+
+@pytest.mark.slow
+def test_an_exception_after_a_hang_is_shown_with_the_hang(tmp_path):
+    """`footplate run` prints the last note of the exception. So the hang must not take the exception's place."""
+    hangs = tmp_path / "hangs"
+
+    def work():
+        progressed()
+        while not hangs.exists() or not list(hangs.iterdir()):
+            time.sleep(0.05)
+        raise OSError("the bucket can't be reached")
+
+    with pytest.raises(OSError, match="the bucket") as raised:
+        launch(work, world_size=1, restarts=Restarts(max_restarts=0), hangs_dir=hangs, stall_s=1.0)
+    words = _last_words(raised.value)
+    assert "OSError: the bucket can't be reached" in words
+    assert f"All stacks: {hangs}" in words
 
 
 def test_an_exception_that_cannot_be_pickled_comes_home_as_text():

@@ -11,6 +11,7 @@ import torch.distributed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from footplate.compat.horovod.errors import PeerLostError
 from footplate.launch.attempt_monitor import TICK_S, AwakeClock
 from footplate.launch.failure import Failure, cause_of, may_pass, of_exception, of_exit
 from footplate.launch.policy import SAME_FAILURE, Again, GiveUp, Restarts, State, decide
@@ -143,6 +144,9 @@ def test_an_exception_of_one_slot_costs_that_slot_first_and_ends_it_when_another
         (TimeoutError(), True),
         (OSError(errno.ENOSPC, "no space left on device"), True),
         (torch.distributed.DistStoreError("timed out"), True),
+        (RuntimeError("[/build/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [192.0.2.2]:694."), True),
+        (PeerLostError("rank 1 has gone"), True),
+        (RuntimeError("[rows/gloo] have another size"), False),
         (FileNotFoundError(), False),
         (PermissionError(), False),
         (ValueError(), False),

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import re
 import resource
+import signal
 import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from footplate.core.errors import ConfigError, LaunchError
-from footplate.core.net.framing import Frame, encode_frame
+from footplate.core.net.framing import encode_frame
 from footplate.core.net.handshake import PROTOCOL
 from footplate.launch.cluster import machines, member
 from footplate.launch.cluster.agent import AgentCall
@@ -29,8 +32,8 @@ def placement():
     """Make placements on this machine; they are closed at the end."""
     made = []
 
-    def make(nodes=2, workers_per_node=1):
-        made.append(MachinePlacement(nodes, workers_per_node, "127.0.0.1", 0, TOKEN))
+    def make(nodes=2, workers_per_node=1, min_nodes=None):
+        made.append(MachinePlacement(nodes, workers_per_node, "127.0.0.1", 0, TOKEN, min_nodes))
         return made[-1]
 
     yield make
@@ -64,10 +67,18 @@ def wait_until(holds) -> None:
         time.sleep(0.01)
 
 
+def orders(line: Connection) -> Iterator[dict]:
+    """What a machine is told, until its connection ends. It answers pings when it is asked for the next order."""
+    while (frame := line.receive()) is not None:
+        if frame.message["do"] == "ping":
+            line.send(pong=True)
+        else:
+            yield frame.message
+
+
 def calls(line: Connection, count: int) -> list[int]:
     """The indices of the workers that a machine has to start."""
-    frames = [line.receive() for _ in range(count)]
-    return [frame.message["index"] for frame in frames if frame and frame.message["do"] == "start"]
+    return [order["index"] for order in islice(orders(line), count)]
 
 
 def test_strangers_are_closed_and_their_number_is_limited(placement, monkeypatch):
@@ -75,11 +86,13 @@ def test_strangers_are_closed_and_their_number_is_limited(placement, monkeypatch
     opened = placement()
     before = threading.active_count()
     silent = [stranger(opened) for _ in range(3 * machines.MAX_STRANGERS)]
-    join(opened, 1)
-    assert threading.active_count() <= before + machines.MAX_STRANGERS + 2
+    joined = join(opened, 1)
+    # The thread of a connection that has been closed needs a moment to end.
+    wait_until(lambda: threading.active_count() <= before + machines.MAX_STRANGERS + 2)
     for one in silent:
         read_to_the_end(one)  # the challenge, and then the end
         one.close()
+    joined.close()
 
 
 def test_a_stranger_who_speaks_slowly_has_no_more_time(placement, monkeypatch):
@@ -169,7 +182,7 @@ def test_a_machine_is_told_why_it_is_refused(placement):
 def test_ranks_go_to_machines_by_their_number_in_whichever_order_they_come(placement):
     opened = placement(3, 2)
     last = join(opened, 2)
-    opened.start(6, CALL)
+    opened.start(range(6), CALL)
     first = join(opened, 0)
     middle = join(opened, 1)
     assert [calls(line, 2) for line in (first, middle, last)] == [[0, 1], [2, 3], [4, 5]]
@@ -179,33 +192,30 @@ def test_a_machine_that_is_back_takes_the_place_of_its_own_lost_connection(place
     monkeypatch.setattr(machines, "ANSWER_S", 0.5)
     opened = placement(1)
     lost = join(opened, 0)
-    opened.start(1, CALL)
+    opened.start(range(1), CALL)
     assert calls(lost, 1) == [0]
     back = join(opened, 0)
     until = time.monotonic() + 60
     while not (found := opened.lost()) and time.monotonic() < until:
         time.sleep(0.05)
     assert [(one.index, one.text) for one in found] == [(0, "machine 0 has gone")]
-    opened.start(1, CALL)
+    opened.start(range(1), CALL)
     assert calls(back, 1) == [0]
-    assert lost.receive() == Frame({"do": "ping"})
-    assert lost.receive() is None
+    assert list(orders(lost)) == []
 
 
 def test_a_number_that_is_given_twice_is_refused_while_the_first_one_answers(placement):
     opened = placement(1)
-    first, second = join(opened, 0), None
-    answers = threading.Thread(target=lambda: first.receive() and first.send(pong=True))
+    first, told = join(opened, 0), []
+    answers = threading.Thread(target=lambda: told.extend(calls(first, 1)))
     answers.start()
     second = join(opened, 0)
-    frame = second.receive()
-    assert frame is not None
-    message = frame.message
-    assert message["do"] == "refused"
-    assert "--node-rank 0 has joined already" in message["why"]
-    answers.join()
-    opened.start(1, CALL)
-    assert calls(first, 1) == [0]
+    refusal = next(orders(second))
+    assert refusal["do"] == "refused"
+    assert "--node-rank 0 has joined already" in refusal["why"]
+    opened.start(range(1), CALL)
+    answers.join(60)
+    assert told == [0]
 
 
 def test_missing_machines_are_named_at_once_and_when_time_is_up(placement, monkeypatch, caplog):
@@ -227,7 +237,7 @@ def test_a_lost_machine_that_is_not_replaced_is_named(placement, monkeypatch, ca
     opened = placement(2, 2)
     there = join(opened, 0)
     wait_until(lambda: opened._missing() == [1])
-    opened.start(4, CALL)
+    opened.start(range(4), CALL)
     assert "no machine has joined as --node-rank 1" in caplog.text
     assert opened.lost() == []
     found: list = []
@@ -237,6 +247,71 @@ def test_a_lost_machine_that_is_not_replaced_is_named(placement, monkeypatch, ca
     there.close()
 
 
+def test_the_slots_of_the_machines_that_are_there_are_enough(placement):
+    opened = placement(3, workers_per_node=2, min_nodes=2)
+    slots = (0, 1, 2, 3, 4, 5)
+    lines = [join(opened, 2)]
+    wait_until(lambda: opened._missing() == [0, 1])
+    assert opened.present(slots) == ()
+    lines.append(join(opened, 0))
+    assert opened.slots() == 6
+    assert opened.present(slots) == (0, 1, 4, 5)
+    lines.append(join(opened, 1))
+    wait_until(lambda: opened.present(slots) == slots)
+
+
+def test_calls_go_to_the_machines_of_the_slots(placement):
+    opened = placement(3, workers_per_node=2, min_nodes=1)
+    lines = {node: join(opened, node) for node in (0, 2)}
+    wait_until(lambda: len(opened.present((0, 2, 4))) == 2)
+    opened.start((0, 1, 4, 5), CALL)
+    assert calls(lines[0], 2) == [0, 1]
+    assert calls(lines[2], 2) == [2, 3]
+
+
+def test_a_machine_that_is_silent_is_not_there_until_it_answers(placement, monkeypatch):
+    monkeypatch.setattr(machines, "ANSWER_S", 0.5)
+    opened = placement(2, min_nodes=1)
+    line = {node: join(opened, node) for node in (0, 1)}
+    threading.Thread(target=list, args=(orders(line[0]),), daemon=True).start()
+    wait_until(lambda: opened.present((0, 1)) == (0,))
+    threading.Thread(target=list, args=(orders(line[1]),), daemon=True).start()
+    wait_until(lambda: opened.present((0, 1)) == (0, 1))
+
+
+def test_a_machine_that_is_asked_to_end_leaves_when_the_others_are_enough(placement):
+    opened = placement(3, min_nodes=2)
+    lines = {node: join(opened, node) for node in range(3)}
+    wait_until(lambda: opened.present((0, 1, 2)) == (0, 1, 2))
+    lines[1].send(signal=signal.SIGTERM)
+    wait_until(opened.leaving)
+    assert opened.present((0, 1, 2)) == (0, 2)
+    opened.close()
+    assert not opened.leaving()
+    assert next(order for order in orders(lines[1]) if order["do"] == "bye")["code"] == 143
+
+
+def test_a_machine_that_is_asked_to_end_ends_the_launch_when_the_others_are_too_few(placement):
+    opened = placement(2, min_nodes=2)
+    lines = {node: join(opened, node) for node in range(2)}
+    wait_until(lambda: len(opened._members) == 2)
+    with heard_signals() as heard:
+        lines[1].send(signal=signal.SIGTERM)
+        wait_until(lambda: heard)
+    assert heard == [signal.SIGTERM]
+
+
+@contextlib.contextmanager
+def heard_signals() -> Iterator[list[int]]:
+    """While entered, SIGTERM is only recorded."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_the_driver_learns_why_an_agent_could_not_begin(placement):
     opened = placement(1)
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -244,7 +319,7 @@ def test_the_driver_learns_why_an_agent_could_not_begin(placement):
     machine = threading.Thread(target=member.join, args=(opened.host, opened.port, TOKEN, 0))
     machine.start()
     assert opened.slots() == 1
-    opened.start(1, AgentCall("127.0.0.1", port, b""))
+    opened.start(range(1), AgentCall("127.0.0.1", port, b""))
     until = time.monotonic() + 120
     while not (found := opened.lost()) and time.monotonic() < until:
         time.sleep(0.05)

@@ -102,7 +102,7 @@ def test_more_than_there_is_room_for_is_refused_at_once_with_what_there_is(clust
     with pytest.raises(LaunchError, match=r"np=5: ray can hold 4 worker"):
         launch(print, world_size=5, backend=on())
     with pytest.raises(LaunchError) as refused:
-        RayPlacement(num_gpus=1).start(3, None)
+        RayPlacement(num_gpus=1).start(range(3), None)
     assert "3 worker(s) of CPU 1, GPU 1, placed PACK: the Ray cluster can hold 0, 3 too few" in str(refused.value)
     assert str(refused.value).count("(CPU 2, GPU 0)") == 2
     assert time.monotonic() - began < 30

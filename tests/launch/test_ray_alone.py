@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +17,34 @@ from ray_nodes import PROGRAM
 import footplate as fp
 from footplate.launch.cluster.ray import RayPlacement
 
+LOSES_ITS_HEAD = """
+import os, psutil, ray, sys, time
+from footplate.core.errors import LaunchError
+from footplate.launch.cluster import ray as placements
+from footplate.launch.cluster.agent import AgentCall
+
+placements.HEAD_S = 2.0
+placement = placements.RayPlacement()
+call = AgentCall("127.0.0.1", 1, b"")
+placement.start(range(1), call)
+while not placement.lost():  # its agent finds no driver
+    time.sleep(0.1)
+(head,) = [one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server"]
+address = ray.get_runtime_context().gcs_address
+head.suspend()
+while any(psutil.Process(thread.id).status() != psutil.STATUS_STOPPED for thread in head.threads()):
+    time.sleep(0.01)
+began = time.monotonic()
+placement.close()
+try:
+    placement.start(range(1), call)
+except LaunchError:
+    sys.excepthook(*sys.exc_info())
+print(address, time.monotonic() - began, flush=True)
+for one in psutil.Process().children(recursive=True):
+    one.kill()
+os._exit(0)
+"""
 CONNECT = """
 from footplate.launch.cluster.ray import RayPlacement
 RayPlacement(address="{address}")
@@ -56,10 +85,19 @@ os._exit(0)
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
+def shares_our_network(process: psutil.Process) -> bool:
+    """Return False for a process on a machine of a lab, whose Ray can't be found from here."""
+    try:
+        return Path(f"/proc/{process.pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink()
+    except OSError:  # ended meanwhile
+        return False
+
+
 @pytest.fixture(autouse=True)
 def no_other_ray() -> None:
     """Wait until no cluster of another test runs: Ray would find and use it."""
-    assert gone([one for one in psutil.process_iter(["name"]) if one.info["name"] == "gcs_server"])
+    heads = [one for one in psutil.process_iter(["name"]) if one.info["name"] == "gcs_server"]
+    assert gone([head for head in heads if shares_our_network(head)])
 
 
 def test_without_a_cluster_one_is_started_here_and_ends_with_the_program(program, monkeypatch):
@@ -121,6 +159,21 @@ def test_a_ray_that_has_died_is_said_so_in_time(program, monkeypatch):
     assert all("Connection refused" in line for line in refusals[1:])
     assert all('No Ray cluster can be used at "' in line for line in refusals[2:])
     assert float(slowest) < 40
+
+
+def test_a_head_that_is_lost_in_a_launch_ends_it_in_time(program, monkeypatch):
+    """Ray itself waits for a minute in each call, and then ends the process."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:
+        monkeypatch.setenv("RAY_TMPDIR", place)
+        code, said = program(LOSES_ITS_HEAD).end(within_s=180)
+    assert code == 0, said
+    address, took_s = said.splitlines()[-1].split()
+    assert (
+        f"The head of the Ray cluster at {address} doesn't answer any more: what listens there has said nothing" in said
+    )
+    assert "Without it, Ray can't place workers again. Start the cluster again, and then this program." in said
+    assert float(took_s) < 60
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -127,13 +127,13 @@ def until(condition: Callable[[], Any], within_s: float = 60) -> Any:
 
 def test_every_place_gets_its_call_at_the_same_time(placement, home):
     assert placement.slots() == 2
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     assert [one["index"] for one in home.hear(2)] == [0, 1]
     assert placement.lost() == []
 
 
 def test_agents_that_end_by_themselves_leave_nothing_to_cancel(placement, home):
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     home.hear(2)
     home.hang_up()
     stage = placement._stage
@@ -143,7 +143,7 @@ def test_agents_that_end_by_themselves_leave_nothing_to_cancel(placement, home):
 
 
 def test_agents_that_do_not_end_are_gone_after_close(placement, home):
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     frozen, other = (psutil.Process(one["pid"]) for one in home.hear(2))
     frozen.suspend()
     placement.close()
@@ -152,13 +152,13 @@ def test_agents_that_do_not_end_are_gone_after_close(placement, home):
 
 
 def test_a_close_right_after_the_start_leaves_nothing(placement, home, session):
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     placement.close()
     assert session.sparkContext.statusTracker().getActiveJobsIds() == []
 
 
 def test_a_killed_python_worker_loses_all_places(placement, home):
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     os.kill(home.hear(2)[1]["pid"], signal.SIGKILL)
     lost = until(placement.lost)
     assert [one.index for one in lost] == [0, 1]
@@ -168,7 +168,7 @@ def test_a_killed_python_worker_loses_all_places(placement, home):
 
 
 def test_a_killed_executor_is_replaced_before_the_next_start(placement, home):
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     daemon = psutil.Process(home.hear(2)[1]["pid"]).parent()
     assert daemon is not None
     executor = daemon.parent()
@@ -176,7 +176,7 @@ def test_a_killed_executor_is_replaced_before_the_next_start(placement, home):
     executor.kill()
     assert "ExecutorLostFailure" in until(placement.lost)[0].text
     home.hang_up()
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     assert [one["index"] for one in home.hear(2)] == [0, 1]
 
 
@@ -194,7 +194,7 @@ def test_a_stage_waits_for_the_other_jobs_of_the_session_and_says_so(
     busy = threading.Thread(target=lambda: other.foreach(work))
     busy.start()
     until(lambda: session.sparkContext.statusTracker().getActiveStageIds())
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     until(lambda: placement.lost() or "busy with other jobs of this session" in caplog.text)
     enough.touch()
     assert [one["index"] for one in home.hear(2)] == [0, 1]
@@ -203,7 +203,7 @@ def test_a_stage_waits_for_the_other_jobs_of_the_session_and_says_so(
 
 
 def test_what_a_task_did_to_its_process_is_put_back(placement, home, session):
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     home.hear(2)
     home.hang_up()
     placement.close()
@@ -214,7 +214,7 @@ def test_what_a_task_did_to_its_process_is_put_back(placement, home, session):
 def test_a_workers_gpus_are_those_that_spark_has_given_to_its_task(session, home):
     placement = SparkPlacement(num_gpus=1)
     assert placement.slots() == 2
-    placement.start(2, home.call())
+    placement.start(range(2), home.call())
     assert [one["cuda"] for one in home.hear(2)] == ["5", "5"]
     placement.close()
 
@@ -257,7 +257,7 @@ def test_a_task_that_raises_ends_the_launch_with_what_it_raised(placement):
     def call(index, node):
         raise ModuleNotFoundError("No module named 'footplate'")
 
-    placement.start(2, call)
+    placement.start(range(2), call)
     with pytest.raises(
         LaunchError, match="An agent can't run on Spark's executors: ModuleNotFoundError: No module named"
     ):
@@ -267,7 +267,7 @@ def test_a_task_that_raises_ends_the_launch_with_what_it_raised(placement):
 def test_a_driver_that_executors_cannot_reach_is_said_so(placement):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    placement.start(2, AgentCall("127.0.0.1", port, b"token"))
+    placement.start(range(2), AgentCall("127.0.0.1", port, b"token"))
     with pytest.raises(LaunchError, match=r"(?s)can't reach the driver at 127.0.0.1:.*which is spark.driver.host"):
         until(placement.lost)
 
@@ -379,7 +379,7 @@ def test_a_session_that_was_stopped_is_said_so(session):
     with pytest.raises(LaunchError, match="session was stopped: make a new one"):
         placement.slots()
     with pytest.raises(LaunchError, match="session was stopped: make a new one"):
-        placement.start(2, AgentCall("127.0.0.1", 1, b""))
+        placement.start(range(2), AgentCall("127.0.0.1", 1, b""))
 
 
 def test_threads_of_a_local_master_are_places_too(home):
@@ -389,6 +389,6 @@ def test_threads_of_a_local_master_are_places_too(home):
     with SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate():
         placement = SparkPlacement()
         assert placement.slots() == 2
-        placement.start(2, home.call())
+        placement.start(range(2), home.call())
         assert [one["index"] for one in home.hear(2)] == [0, 1]
         placement.close()

@@ -79,11 +79,12 @@ class State:
         directory = worker.kept()
         if directory is not None and local_rank() == 0:
             _write(directory / _FILE, (self._commits, self.saved()))
+            worker.saved()
         worker.progressed()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Do nothing: hosts don't join or leave a launch, and the loss of a host ends the attempt."""
+        """Do nothing: the launcher ends the attempt if a host joins, leaves or is lost. The next one has the others."""
 
     def recover(self) -> None:
         """Load the newest commit of any machine, in a later attempt of a launch. All ranks call it."""

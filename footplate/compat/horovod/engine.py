@@ -26,6 +26,9 @@ from footplate.compat.horovod.operations import Launched, Place, Request, launch
 from footplate.core.errors import ConfigError
 
 TICK_S = 1.0
+# Horovod starts nothing before its next cycle, so a name stays taken for a moment, however fast the other ranks are.
+CYCLE_S = 0.02
+MOST_NOTED = 1000
 
 Result = TypeVar("Result")
 
@@ -69,6 +72,8 @@ class Engine:
         self.places = dict(places)
         self._lock = threading.Lock()
         self._pending: dict[Key, tuple[Request, Handle[Any]]] = {}
+        # When the latest operation of each name was submitted, until its result is fetched.
+        self._submitted: dict[Key, float] = {}
         self._failure: HorovodInternalError | None = None
         self._unnamed: Counter[tuple[int, str]] = Counter()
         self._joined = threading.Event()
@@ -98,12 +103,13 @@ class Engine:
         data = packed(request) if signature.small else b""
         with self._lock:
             self._raise_failure()
+            chosen = name is not None
             if name is None:
                 kind = (signature.process_set, signature.kind)
                 name = f"{signature.kind}.noname.{self._unnamed[kind]}"
                 self._unnamed[kind] += 1
             key = (signature.process_set, name)
-            if key in self._pending:
+            if key in self._pending or self._is_fresh(key):
                 raise ConfigError(
                     f'{signature.kind} "{name}": an operation of this name is running. Give each its own name, or '
                     "synchronize the first one before."
@@ -112,6 +118,8 @@ class Engine:
             if signature.device == "cuda":
                 request.ready = _event(request.tensors)
             self._pending[key] = (request, handle)
+            if chosen:
+                self._note(key)
         self.link.ready(name, signature, numbers, data)
         return handle
 
@@ -122,6 +130,7 @@ class Engine:
             MismatchError: the ranks disagree about the operation.
             HorovodInternalError: the operation can't be completed.
         """
+        self._submitted.pop(handle.key, None)
         while not handle.begun.wait(TICK_S):
             self._raise_failure()
             self.link.wait(handle.key)
@@ -141,7 +150,10 @@ class Engine:
         """Return True if `finish` would return or raise at once."""
         if not handle.begun.is_set():
             return False
-        return handle.launched is None or handle.launched.done
+        done = handle.launched is None or handle.launched.done
+        if done:
+            self._submitted.pop(handle.key, None)
+        return done
 
     def join(self) -> int:
         """Take part in sums with zeros until all ranks have joined. Return the rank that joined last."""
@@ -177,6 +189,17 @@ class Engine:
             keys = list(self._pending)
         for key in keys:
             self._end(key, self._failure)
+
+    def _is_fresh(self, key: Key) -> bool:
+        """Return True if an operation of this name was submitted a moment ago, and its result wasn't fetched."""
+        submitted = self._submitted.get(key)
+        return submitted is not None and time.monotonic() - submitted < CYCLE_S
+
+    def _note(self, key: Key) -> None:
+        """Note the time of an operation, and forget old ones whose results nobody fetches."""
+        self._submitted[key] = time.monotonic()
+        if len(self._submitted) > MOST_NOTED:
+            self._submitted = {other: at for other, at in self._submitted.items() if self._is_fresh(other)}
 
     def _start(self, run: Run) -> None:
         place = self.places[run.process_set]

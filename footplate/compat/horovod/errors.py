@@ -9,7 +9,7 @@ class HorovodInternalError(RuntimeError):
     """A collective operation failed. `elastic.run` restores the last commit and calls the function again."""
 
 
-class PeerLostError(HorovodInternalError):
+class PeerLostError(HorovodInternalError, ConnectionError):
     """The process of another rank has ended. Only a launcher can start a process in its place."""
 
 

@@ -25,6 +25,7 @@ from footplate.compat.horovod.errors import not_initialised
 from footplate.compat.horovod.negotiation import GLOBAL, Signature
 from footplate.compat.horovod.operations import Place, Request
 from footplate.core.errors import ConfigError
+from footplate.core.net.silence import detect_silence_of_ranks
 from footplate.distributed import connectivity
 from footplate.distributed.group import TIMEOUT
 from footplate.distributed.world import World
@@ -114,18 +115,19 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
 
     world = World.from_environ()
     owns, number, _rounds = False, _rounds, _rounds + 1
-    if dist.is_initialized():
-        world = World(dist.get_rank(), dist.get_world_size(), world.local_rank, world.local_size, True)
-    elif world.size > 1:
-        _init_process_group(world, number)
-        owns = True
+    with detect_silence_of_ranks():
+        if dist.is_initialized():
+            world = World(dist.get_rank(), dist.get_world_size(), world.local_rank, world.local_size, True)
+        elif world.size > 1:
+            _init_process_group(world, number)
+            owns = True
 
-    place, groups, store = Place((0,), 0), [], None
-    if world.size > 1:
-        groups = [dist.new_group(timeout=TIMEOUT)]
-        place = Place(tuple(range(world.size)), world.rank, groups[0])
-        store = PrefixStore(f"horovod/{number}", distributed_c10d._get_default_store())
-    engine = Engine(world.rank, world.size, {GLOBAL: place}, store)
+        place, groups, store = Place((0,), 0), [], None
+        if world.size > 1:
+            groups = [dist.new_group(timeout=TIMEOUT)]
+            place = Place(tuple(range(world.size)), world.rank, groups[0])
+            store = PrefixStore(f"horovod/{number}", distributed_c10d._get_default_store())
+        engine = Engine(world.rank, world.size, {GLOBAL: place}, store)
     _context = _Context(world, engine, groups, owns)
     global_process_set.ranks = list(range(world.size))
     if number == 0:
@@ -240,7 +242,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     current.last_number += 1
     number = current.last_number
-    group = dist.new_group(added.ranks, timeout=TIMEOUT) if size() > 1 else None
+    with detect_silence_of_ranks():
+        group = dist.new_group(added.ranks, timeout=TIMEOUT) if size() > 1 else None
     if group is not None and rank() in added.ranks:
         current.groups.append(group)
     place = None

@@ -11,7 +11,8 @@ rank is lost.
                           ◄────────     store: its address
     run                   ────────►     starts its share of the attempt's workers
                           ◄────────     alive, wrote, reported, ended: the worker group's events
-                          ◄────────     heartbeat: every second, which tells a lost machine from a frozen worker
+                          ◄────────     heartbeat: every second, with this machine's clock. It tells a lost machine
+                                        from a frozen worker
     signal, kill, release ────────►     passes them on
     stacks                ────────►     asks its workers, and sends `stacks` of each
     close                 ────────►     ends its workers and itself, and removes what the machine has kept for the launch
@@ -66,6 +67,7 @@ class AgentCall:
 
         Raises:
             LaunchError: the driver can't be reached, or isn't one.
+        ConfigError: this machine has no interface of the name in `FOOTPLATE_INTERFACE`.
         """
         try:
             connection = socket.create_connection((self.host, self.port), timeout=CONNECT_S)
@@ -74,7 +76,7 @@ class AgentCall:
                 f"The agent on {socket.gethostname()} can't reach the driver at {self.host}:{self.port}: {error}. "
                 "The driver listens there on a free port: the nodes must be able to connect to it."
             ) from error
-        address = connection.getsockname()[0]
+        address = rendezvous.own_address(connection.getsockname()[0])
         channel = Channel(connection)
         try:
             if _shake_hands(channel, self, index, node, address):
@@ -122,7 +124,7 @@ class _Agent:
 
     Args:
         channel: to the driver.
-        address: this machine's, on the way to the driver.
+        address: this machine's, for the other machines.
     """
 
     def __init__(self, channel: Channel, address: str) -> None:
@@ -149,7 +151,7 @@ class _Agent:
                         self._send_event(event)
                 if time.monotonic() >= self._heartbeat_at and not self._channel.pending:
                     self._heartbeat_at = time.monotonic() + HEARTBEAT_S
-                    self._channel.send({"event": "heartbeat"})
+                    self._channel.send({"event": "heartbeat", "clock": time.monotonic()})
                 self._channel.flush()
                 self._wait()
         except ChannelClosedError:
@@ -238,7 +240,7 @@ class _Agent:
     def _send_event(self, event: Event) -> None:
         send = self._channel.send
         if isinstance(event, Alive):
-            send({"event": "alive", "rank": event.rank, "progressed": event.progressed})
+            send({"event": "alive", "rank": event.rank, "progressed": event.progressed, "saved": event.saved})
         elif isinstance(event, Wrote):
             send({"event": "wrote", "rank": event.rank, "stream": event.stream, "raw": event.raw}, event.data)
         elif isinstance(event, Reported):

@@ -22,6 +22,7 @@ import select
 import selectors
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -41,6 +42,29 @@ from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported
 
 # Interval between two questions to the placement.
 LOOK_S = 0.2
+# An agent from which nothing has come for this long is silent. It sends a heartbeat each second.
+SILENT_S = 3.0
+
+
+class AgentClock:
+    """Converts times on an agent's monotonic clock to our monotonic clock.
+
+    A message arrives later than it was sent, so the difference between the two clocks seems larger by its delay. The
+    smallest difference of the last `READINGS` messages is the nearest. Earlier ones are forgotten, because clocks drift.
+    """
+
+    READINGS = 60
+
+    def __init__(self) -> None:
+        self._differences: deque[float] = deque(maxlen=self.READINGS)
+
+    def read(self, sent_at: float, received_at: float) -> None:
+        """Take the time at which a message was sent, on the agent's clock, and received, on ours."""
+        self._differences.append(received_at - sent_at)
+
+    def ours(self, at: float) -> float:
+        """A time on the agent's clock, on ours."""
+        return at + min(self._differences)
 
 
 @dataclass
@@ -50,14 +74,14 @@ class _Agent:
     Attributes:
         channel: to the agent.
         info: its description of itself.
-        clock_offset_s: our clock minus the agent's.
+        clock: converts its times.
         leads: whether it runs the ranks of its host group.
         heard_at: when something arrived from it, on our clock.
     """
 
     channel: Channel
     info: AgentInfo
-    clock_offset_s: float
+    clock: AgentClock
     leads: bool
     heard_at: float = field(default_factory=time.monotonic)
 
@@ -136,10 +160,17 @@ class AgentGroup:
         self._events: list[Event] = []
         self._looked_at = 0.0
 
+    def present(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        return self._placement.present(slots)
+
+    def leaving(self) -> bool:
+        return self._placement.leaving()
+
     def begin(self, attempt: Attempt) -> None:
         self._close_reports()
         self._attempt = attempt
-        if not self._generation.broken and self._generation.allocations.keys() >= set(attempt.slots):
+        same_agents = not self._generation.broken and self._generation.allocations.keys() >= set(attempt.slots)
+        if same_agents and not self._placement.leaving():
             self._ranks = [_Rank(self._generation.allocations[slot]) for slot in attempt.slots]
             self._open_rendezvous()
             return
@@ -148,7 +179,7 @@ class AgentGroup:
         self._generation = _Generation(attempt.slots)
         self._ranks = [_Rank(index) for index in range(len(attempt.slots))]
         self._listener.token = secrets.token_bytes(32)
-        self._placement.start(len(attempt.slots), AgentCall(*self._listener.address, self._listener.token))
+        self._placement.start(attempt.slots, AgentCall(*self._listener.address, self._listener.token))
 
     def wait(self, timeout_s: float) -> list[Event]:
         self._flush()
@@ -199,7 +230,7 @@ class AgentGroup:
         self._selector.close()
         self._waker.close()
 
-    def _admit(self, channel: Channel, info: AgentInfo, proof: dict[str, str], clock_offset_s: float) -> None:
+    def _admit(self, channel: Channel, info: AgentInfo, proof: dict[str, str]) -> None:
         """Take an agent that has proved the token into the group."""
         generation = self._generation
         differences = agent_info.version_differences(info.versions, agent_info.versions())
@@ -213,7 +244,9 @@ class AgentGroup:
             channel.close()
             return
 
-        agent = _Agent(channel, info, clock_offset_s, leads=generation.leader(info.host_group) is None)
+        clock = AgentClock()
+        clock.read(info.clock, time.monotonic())
+        agent = _Agent(channel, info, clock, leads=generation.leader(info.host_group) is None)
         generation.agents[info.index] = agent
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._receive(agent))
         channel.trusted = True
@@ -258,6 +291,7 @@ class AgentGroup:
     def _handle(self, agent: _Agent, message: Message) -> None:
         head = message.head
         if head["event"] == "heartbeat":
+            agent.clock.read(head["clock"], time.monotonic())
             return
         if head["event"] == "unable":
             raise LaunchError(f"On {agent.info.machine}: {head['text']}")
@@ -274,14 +308,14 @@ class AgentGroup:
         """Pass on an event of an agent's worker group, with its times on our clock."""
         event, rank = head["event"], head["rank"]
         if event == "alive":
-            self._events.append(Alive(rank, head["progressed"]))
+            self._events.append(Alive(rank, head["progressed"], head["saved"]))
         elif event == "wrote":
             self._events.append(Wrote(rank, head["stream"], message.data, head["raw"]))
         elif event == "stacks":
             self._events.append(Stacks(rank, Process.from_dict(json.loads(message.data))))
         elif message.payload_fd is not None:
             report, load = payload.read_two(message.payload_fd)
-            report = replace(report, at=report.at + agent.clock_offset_s)
+            report = replace(report, at=agent.clock.ours(report.at))
             self._events.append(Reported(rank, report, load, message.payload_fd))
         else:
             # All ranks of one machine were lost. These are all ranks of the attempt only if there is no other machine.
@@ -289,14 +323,20 @@ class AgentGroup:
                 head["all_ranks"] and not self._generation.broken and len(set(self._generation.host_groups())) == 1
             )
             where = f"was lost on {agent.info.machine}: " if head["all_ranks"] and not all_ranks else ""
-            self._end(rank, head["code"], head["at"] + agent.clock_offset_s, where + head["text"], all_ranks)
+            self._end(rank, head["code"], agent.clock.ours(head["at"]), where + head["text"], all_ranks)
 
     def _end(
-        self, rank: int, code: int | None, at: float | None = None, text: str = "", all_ranks: bool = False
+        self,
+        rank: int,
+        code: int | None,
+        at: float | None = None,
+        text: str = "",
+        all_ranks: bool = False,
+        silent: bool = False,
     ) -> None:
         if not self._ranks[rank].ended:
             self._ranks[rank].ended = True
-            self._events.append(Ended(rank, code, at or time.monotonic(), text, all_ranks))
+            self._events.append(Ended(rank, code, at or time.monotonic(), text, all_ranks, silent))
 
     def _look(self) -> None:
         """Find agents that are lost, and those that don't obey."""
@@ -311,7 +351,11 @@ class AgentGroup:
         now = time.monotonic()
         for number, rank in enumerate(self._ranks):
             agent = self._running_agent(number)
-            if agent and rank.killed_at and not rank.ended and now > rank.killed_at + 2 * KILL_S:
+            if agent is None or rank.killed_at is None or rank.ended:
+                continue
+            if now > agent.heard_at + KILL_S:
+                self._lose(agent, f"nothing has come from it for {now - agent.heard_at:.0f} s")
+            elif now > rank.killed_at + 2 * KILL_S:
                 self._lose(agent, "it did not do as it was told")
 
     def _lose(self, agent: _Agent, how: str) -> None:
@@ -323,11 +367,12 @@ class AgentGroup:
         if self._generation.agents.get(index) is not agent:
             return
         self._generation.broken = True
+        silent = time.monotonic() > agent.heard_at + SILENT_S
         for number, rank in enumerate(self._ranks):
             if rank.allocation == index or (rank.started and self._running_agent(number) is agent):
                 if not agent.leads:
                     self.kill(number)
-                self._end(number, None, text=f"was lost with its node {agent.info.machine}: {how}")
+                self._end(number, None, text=f"was lost with its node {agent.info.machine}: {how}", silent=silent)
         del self._generation.agents[index]
         self._selector.unregister(agent.channel)
         agent.channel.close()

@@ -11,21 +11,20 @@ Nothing here blocks:
 - `flush` sends as much as the network takes.
 - `receive` gives what has arrived.
 
-The kernel finds a machine that has gone without a word, after `SILENCE_S`.
+The kernel finds a machine that has gone without a word (`core/net/silence.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, FrameDecoder, FramingError, encode_frame
+from footplate.core.net.silence import detect_silence
 from footplate.launch import payload
 
 # Size of a payload's piece in a frame.
@@ -36,7 +35,6 @@ MAX_TRUSTED_BYTES = 1 << 24
 BURST = 16
 # Length of the queue above which the owner should add nothing that can wait.
 CLOGGED_BYTES = 1 << 22
-SILENCE_S = 30
 
 
 class ChannelClosedError(ConnectionError):
@@ -87,6 +85,7 @@ class Channel:
         # The file descriptors of payloads that are being received, by key.
         self._incoming: dict[str, int] = {}
         connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         detect_silence(connection)
 
     @property
@@ -228,22 +227,6 @@ class Channel:
             del self._incoming[head["payload"]]
             return Message(head, payload_fd=fd)
         return Message(head, data)
-
-
-def detect_silence(connection: socket.socket) -> None:
-    """Have the kernel break a connection to a machine that answers nothing for about `SILENCE_S` seconds.
-
-    The other machine's kernel answers, so a suspended process keeps its connections.
-    """
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    options = {"TCP_KEEPIDLE": SILENCE_S // 3, "TCP_KEEPINTVL": SILENCE_S // 6, "TCP_KEEPCNT": 4}
-    if sys.platform == "linux":
-        # Milliseconds for the peer to acknowledge bytes that were sent.
-        options["TCP_USER_TIMEOUT"] = SILENCE_S * 1000
-    for name, value in options.items():
-        with contextlib.suppress(AttributeError, OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -38,7 +38,6 @@ class _Stranger:
     channel: Channel
     peer: str
     handshake: ServerHandshake
-    challenged_at: float
 
 
 class Listener:
@@ -47,8 +46,8 @@ class Listener:
     Args:
         host: the address to listen on.
         selector: where sockets are registered; the data of its keys are functions without arguments.
-        admit: called with the channel and the description of an agent that has proved the token, with the handshake's
-            last message for it, and with how far our clock is ahead of the agent's, in seconds.
+        admit: called with the channel and the description of an agent that has proved the token, and with the
+            handshake's last message for it.
 
     Attributes:
         token: of the present group of agents; None to refuse all.
@@ -59,7 +58,7 @@ class Listener:
         self,
         host: str,
         selector: selectors.BaseSelector,
-        admit: Callable[[Channel, AgentInfo, dict[str, str], float], None],
+        admit: Callable[[Channel, AgentInfo, dict[str, str]], None],
     ) -> None:
         self.token: bytes | None = None
         self._selector = selector
@@ -111,7 +110,7 @@ class Listener:
         self._warned = False
         with contextlib.suppress(OSError):
             now = time.monotonic()
-            stranger = _Stranger(Channel(connection), peer[0], ServerHandshake(PURPOSE), now)
+            stranger = _Stranger(Channel(connection), peer[0], ServerHandshake(PURPOSE))
             for oldest in self._strangers.add(stranger, now):
                 self._close(oldest)
             self._selector.register(stranger.channel, selectors.EVENT_READ, lambda: self._receive(stranger))
@@ -135,10 +134,8 @@ class Listener:
 
         self._strangers.discard(stranger)
         self._selector.unregister(stranger.channel)
-        # The agent has read its clock between the challenge and now.
-        our_clock = (stranger.challenged_at + time.monotonic()) / 2
         proof = stranger.handshake.acknowledgement(self.token or b"")
-        self._admit(stranger.channel, agent, proof, our_clock - agent.clock)
+        self._admit(stranger.channel, agent, proof)
 
     def _verified(self, stranger: _Stranger, answer: Message) -> AgentInfo | None:
         """The agent, if it has proved the token of the present group."""

@@ -8,7 +8,8 @@ machines join:
                        ◄──────►       both prove the token (`core/net/handshake.py`); the member tells its node rank
     start: a call      ───────►       starts an agent in a process of its own (`agent.py`), which connects to the driver
                        ◄───────       ended: which agent, and why
-                       ◄───────       signal: SIGTERM or Ctrl-C has arrived there, and so it has arrived at the launch
+                       ◄───────       signal: SIGTERM or Ctrl-C has arrived there, and so it has arrived at the launch,
+                                      unless the launch can go on without this machine
     stop               ───────►       ends its agents
     ping               ───────►
                        ◄───────       pong
@@ -18,13 +19,21 @@ machines join:
 Anybody can connect to the rendezvous. A connection that hasn't proved the token after `HANDSHAKE_S` is closed. There are
 never more than `MAX_STRANGERS` of these; beyond that, the oldest one is closed.
 
+The rendezvous pings each machine about once in `LOOK_S`. One that hasn't answered for `ANSWER_S` counts as silent.
+
 With P workers on each machine, machine n always has the workers n · P to n · P + P - 1, in whichever order the machines
 join. When a machine joins whose node rank is taken, the rendezvous pings the earlier one. If there is no answer within
 `ANSWER_S`, the earlier one is lost and the new one replaces it. So a machine that has started again needn't wait until
 its own old connection times out.
 
 The end of a member's connection is the end of its agents, on both sides. The driver treats it as a failure of the host.
-Its next attempt begins when the command has been given on a machine in its place. A person who has the token may run code
+Its next attempt begins when the command has been given on a machine in its place.
+
+With fewer `min_nodes` than nodes, the next attempt has the machines that are there. A machine that joins later waits: the
+supervisor begins another attempt with it after the next checkpoint. A machine that gets SIGTERM leaves: all ranks save and
+end, and the next attempt goes without it.
+
+A person who has the token may run code
 on all of these machines, so there is no default for it.
 """
 
@@ -35,17 +44,19 @@ import ipaddress
 import logging
 import os
 import pickle
+import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, encode_frame, receive_frame
 from footplate.core.net.handshake import DEADLINE_S, HandshakeError, ServerHandshake, Strangers, WrongTokenError
+from footplate.core.net.silence import detect_silence
 from footplate.launch.cluster.agent import AgentCall
-from footplate.launch.cluster.channel import detect_silence
 from footplate.launch.cluster.placement import Lost
 from footplate.launch.cluster.refusal_log import RefusalLog
 
@@ -55,8 +66,12 @@ log = logging.getLogger(__name__)
 JOIN_S = 600.0
 # Time to replace a lost machine. It is shorter than the supervisor's wait for a rank's first sign of life.
 REPLACE_S = 570.0
+# The same, if other machines are enough. A machine that has just been lost is in this way told from one that is slow.
+REPLACE_ONE_S = 10.0
 # Time until the missing machines are logged. It doubles after each log line.
 WARN_S = 15.0
+# Time between two warnings that too few machines are left.
+WARN_AGAIN_S = 60.0
 HANDSHAKE_S = DEADLINE_S
 MAX_STRANGERS = 64
 # Time for a machine to answer a ping.
@@ -74,6 +89,7 @@ class Connection:
     """One end of a connection that carries frames. It blocks, and may be used from several threads."""
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         detect_silence(connection)
         self._connection = connection
         # The file keeps the descriptor open until this object goes. So a thread that is just receiving can't read from
@@ -110,11 +126,23 @@ class _Member:
         connection: to its member.
         running: the indices of the workers that it has.
         received: how many messages have arrived from it.
+        pinged_at: when it was pinged; None if it has answered since.
     """
 
     connection: Connection
     running: set[int] = field(default_factory=set)
     received: int = 0
+    pinged_at: float | None = None
+
+    def ping(self) -> None:
+        """Ask for an answer, unless one is due."""
+        if self.pinged_at is None:
+            self.pinged_at = time.monotonic()
+            self.connection.send(do="ping")
+
+    @property
+    def silent(self) -> bool:
+        return self.pinged_at is not None and time.monotonic() > self.pinged_at + ANSWER_S
 
 
 class MachinePlacement:
@@ -126,6 +154,7 @@ class MachinePlacement:
         host: the address of this machine, for the other machines.
         port: where they connect to; 0 for a free one.
         token: the secret that they must prove.
+        min_nodes: the fewest machines that are enough; None for all.
 
     Raises:
         ConfigError: this process can't listen at this address.
@@ -133,18 +162,27 @@ class MachinePlacement:
 
     name = "machines"
 
-    def __init__(self, nodes: int, workers_per_node: int, host: str, port: int, token: str) -> None:
+    def __init__(
+        self, nodes: int, workers_per_node: int, host: str, port: int, token: str, min_nodes: int | None = None
+    ) -> None:
         self.host: str
         self.port: int
         self._nodes = nodes
+        self._min_nodes = nodes if min_nodes is None else min_nodes
         self._workers_per_node = workers_per_node
         self._token = token.encode()
         self._changed = threading.Condition()
         # The machines, by node rank.
         self._members: dict[int, _Member] = {}
+        # The machines that have been asked to end, and leave when their agents have ended.
+        self._leaving: set[int] = set()
+        # The machine of each index of the present agents.
+        self._node_of: list[int] = []
         # Calls for machines that haven't joined yet, by index.
         self._calls: dict[int, AgentCall] = {}
         self._calls_until = 0.0
+        # When to log again that there are too few machines.
+        self._warn_at = 0.0
         self._lost: list[Lost] = []
         self._strangers: Strangers[Connection] = Strangers(MAX_STRANGERS, HANDSHAKE_S)
         self._refusals = RefusalLog(log, "it doesn't know FOOTPLATE_TOKEN, or isn't of this launch")
@@ -154,7 +192,7 @@ class MachinePlacement:
         self.host, self.port = self._server.getsockname()[:2]
         threading.Thread(target=self._accept_all, name="footplate-machines", daemon=True).start()
 
-    def slots(self) -> int:
+    def slots(self, wanted: int = 0) -> int:
         """The number of workers of all machines. Waits for the machines.
 
         Raises:
@@ -162,10 +200,10 @@ class MachinePlacement:
         """
         until, warn_at, pause_s = time.monotonic() + JOIN_S, time.monotonic() + WARN_S, WARN_S
         with self._changed:
-            while missing := self._missing():
+            while len(missing := self._missing()) > self._nodes - self._min_nodes:
                 now = time.monotonic()
                 if now > until:
-                    raise LaunchError(f"--nnodes {self._nodes}: after {JOIN_S:.0f} s, {self._absent(missing)}")
+                    raise LaunchError(f"--nnodes {self._written()}: after {JOIN_S:.0f} s, {self._absent(missing)}")
                 if now > warn_at:
                     log.warning("%s", self._absent(missing))
                     pause_s *= 2
@@ -173,10 +211,27 @@ class MachinePlacement:
                 self._changed.wait(LOOK_S)
         return self._nodes * self._workers_per_node
 
-    def start(self, count: int, call: AgentCall) -> None:
+    def present(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        if self._min_nodes == self._nodes:
+            return slots
         with self._changed:
-            self._calls = dict.fromkeys(range(count), call)
-            self._calls_until = time.monotonic() + REPLACE_S
+            nodes = {node for node, member in self._members.items() if node not in self._leaving and not member.silent}
+        if len(nodes) >= self._min_nodes:
+            return tuple(slot for slot in slots if self._node(slot) in nodes)
+        if time.monotonic() > self._warn_at:
+            self._warn_at = time.monotonic() + WARN_AGAIN_S
+            log.warning("%s", self._absent(sorted(set(range(self._nodes)) - nodes)))
+        return ()
+
+    def leaving(self) -> bool:
+        with self._changed:
+            return bool(self._leaving)
+
+    def start(self, slots: Sequence[int], call: AgentCall) -> None:
+        with self._changed:
+            self._node_of = [self._node(slot) for slot in slots]
+            self._calls = dict.fromkeys(range(len(slots)), call)
+            self._calls_until = time.monotonic() + self._replace_s()
             self._start_agents()
             if self._calls:
                 log.warning("%s", self._absent(self._missing()))
@@ -184,7 +239,7 @@ class MachinePlacement:
     def lost(self) -> list[Lost]:
         with self._changed:
             if self._calls and time.monotonic() > self._calls_until:
-                text = f"after {REPLACE_S:.0f} s, {self._absent(self._missing())}"
+                text = f"after {self._replace_s():.0f} s, {self._absent(self._missing())}"
                 self._lost += [Lost(index, text) for index in self._calls]
                 self._calls = {}
             lost, self._lost = self._lost, []
@@ -192,16 +247,19 @@ class MachinePlacement:
 
     def close(self) -> None:
         with self._changed:
-            self._calls = {}
+            self._calls, self._node_of = {}, []
             for member in self._members.values():
                 member.connection.send(do="stop")
-            self._changed.wait_for(lambda: not any(member.running for member in self._members.values()), STOP_S)
+            self._changed.wait_for(lambda: not any(m.running for m in self._members.values() if not m.silent), STOP_S)
 
             # A member whose agents still run doesn't obey: it is cut off.
             for member in self._members.values():
                 if member.running:
                     member.running.clear()
                     member.connection.close()
+            for node in self._leaving & self._members.keys():
+                self._members.pop(node).connection.send(do="bye", code=128 + signal.SIGTERM)
+            self._leaving.clear()
             self._lost = []
 
     def dismiss(self, code: int) -> None:
@@ -211,6 +269,16 @@ class MachinePlacement:
             for member in self._members.values():
                 member.connection.send(do="bye", code=code)
         self._server.close()
+
+    def _node(self, slot: int) -> int:
+        return slot // self._workers_per_node
+
+    def _written(self) -> str:
+        """The value of --nnodes."""
+        return str(self._nodes) if self._min_nodes == self._nodes else f"{self._min_nodes}:{self._nodes}"
+
+    def _replace_s(self) -> float:
+        return REPLACE_S if self._min_nodes == self._nodes else REPLACE_ONE_S
 
     def _missing(self) -> list[int]:
         return sorted(set(range(self._nodes)) - self._members.keys())
@@ -249,6 +317,8 @@ class MachinePlacement:
             with self._changed:
                 for stranger in self._strangers.expired(time.monotonic()):
                     stranger.close()
+                for member in self._members.values():
+                    member.ping()
             if connection is not None:
                 self._accept(connection, peer[0])
 
@@ -296,15 +366,27 @@ class MachinePlacement:
         while (frame := connection.receive()) is not None:
             message = frame.message
             with self._changed:
-                member.received += 1
+                member.received, member.pinged_at = member.received + 1, None
                 self._changed.notify_all()
             if "signal" in message:
-                os.kill(os.getpid(), message["signal"])
+                self._pass_on(node, message["signal"])
             elif "ended" in message:
                 why = f": {message['why']}" if message.get("why") else ""
                 text = f"its agent on machine {node} ended with exit code {message['code']}{why}"
                 self._record_end(member, [message["ended"]], text)
         self._remove(node, member)
+
+    def _pass_on(self, node: int, signum: int) -> None:
+        """Handle a signal that a machine has got: it leaves, or the launch ends."""
+        with self._changed:
+            left = self._members.keys() - self._leaving - {node}
+            leaves = signum == signal.SIGTERM and len(left) >= self._min_nodes
+            if leaves:
+                self._leaving.add(node)
+        if leaves:
+            log.warning("machine %d was asked to end: the ranks save, and go on without it", node)
+        else:
+            os.kill(os.getpid(), signum)
 
     def _shake_hands(self, connection: Connection) -> int | None:
         """The node rank of a machine that has proved the token; None if it is refused."""
@@ -340,6 +422,8 @@ class MachinePlacement:
             if node in self._members:
                 return False
             self._members[node] = member
+            if self._node_of and node not in self._node_of:
+                log.warning("machine %d has joined: it takes part from the next checkpoint on", node)
             self._start_agents()
             self._changed.notify_all()
             return True
@@ -348,17 +432,18 @@ class MachinePlacement:
         with self._changed:
             if self._members.get(node) is member:
                 del self._members[node]
+                self._leaving.discard(node)
                 member.connection.close()
                 self._record_end(member, sorted(member.running), f"machine {node} has gone")
 
     def _start_agents(self) -> None:
         """Send each machine that has joined the calls of its workers."""
-        for node, member in self._members.items():
-            for index in range(node * self._workers_per_node, (node + 1) * self._workers_per_node):
-                call = self._calls.pop(index, None)
-                if call is not None:
-                    member.running.add(index)
-                    member.connection.send(pickle.dumps(call), do="start", index=index)
+        for index, call in list(self._calls.items()):
+            member = self._members.get(self._node_of[index])
+            if member is not None:
+                del self._calls[index]
+                member.running.add(index)
+                member.connection.send(pickle.dumps(call), do="start", index=index)
 
     def _record_end(self, member: _Member, indices: list[int], text: str) -> None:
         with self._changed:

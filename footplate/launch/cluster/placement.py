@@ -5,6 +5,7 @@ An engine has to do little: run a call in a number of allocations at the same ti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,18 @@ class Lost:
     text: str
 
 
+class SteadyMachines:
+    """The part of a `Placement` whose machines don't come and go by themselves."""
+
+    def present(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        """All of the slots."""
+        return slots
+
+    def leaving(self) -> bool:
+        """False: no machine was asked to end."""
+        return False
+
+
 class Placement(Protocol):
     """Starts agents in a cluster, all of them or none.
 
@@ -30,17 +43,29 @@ class Placement(Protocol):
     name: str
     host: str
 
-    def slots(self) -> int:
-        """The number of workers of this shape that the cluster can hold at once, now."""
+    def slots(self, wanted: int = 0) -> int:
+        """The number of workers of this shape that the cluster can hold at once, now.
+
+        Machines may register one by one. An engine that can't tell how many will come waits for `wanted` slots, as long as
+        machines register.
+        """
         ...
 
-    def start(self, count: int, call: AgentCall) -> None:
-        """Run `call(index)` for index 0 … count-1, each in an allocation, at the same time. Don't wait for them.
+    def present(self, slots: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WorkerGroup.present`."""
+        ...
+
+    def leaving(self) -> bool:
+        """See `WorkerGroup.leaving`."""
+        ...
+
+    def start(self, slots: Sequence[int], call: AgentCall) -> None:
+        """Run `call(index)` for each index of `slots`, each in an allocation, at the same time. Don't wait for them.
 
         It is called again, after `close`, when allocations were lost.
 
         Raises:
-            LaunchError: the cluster hasn't enough room for `count` allocations.
+            LaunchError: the cluster hasn't enough room for so many allocations.
         """
         ...
 

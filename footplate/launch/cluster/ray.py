@@ -15,25 +15,30 @@ for a busy cluster or, after a node was lost, for another node. It has `wait_s` 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch.cluster import ray_session
 from footplate.launch.cluster.agent import AgentCall
-from footplate.launch.cluster.placement import Lost
+from footplate.launch.cluster.placement import Lost, SteadyMachines
 from footplate.launch.local import Caller
+
+log = logging.getLogger(__name__)
 
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 WAIT_S = 60.0
 KILL_S = 5.0
+# Time for a lost head to come back. Ray ends this process after a minute.
+HEAD_S = 30.0
 
 
-class RayPlacement:
+class RayPlacement(SteadyMachines):
     """A `Placement` in a Ray cluster. It connects to the cluster.
 
     Args:
@@ -85,14 +90,20 @@ class RayPlacement:
         self._wait_until = math.inf
         self._placed_before = False
 
-    def slots(self) -> int:
+    def slots(self, wanted: int = 0) -> int:
         """The number of workers that the nodes could hold when idle."""
         slots = [slots_of(node["Resources"], self._needs) for node in self._nodes()]
         if self._strategy == "STRICT_SPREAD":
             return sum(count > 0 for count in slots)
         return max(slots, default=0) if self._strategy == "STRICT_PACK" else sum(slots)
 
-    def start(self, count: int, call: AgentCall) -> None:
+    def start(self, slots: Sequence[int], call: AgentCall) -> None:
+        count = len(slots)
+        if self._placed_before and (problem := ray_session.wait_for_head(self._ray, HEAD_S)):
+            ray_session.report_errors_without_ray()
+            raise LaunchError(
+                f"{problem}. Without it, Ray can't place workers again. Start the cluster again, and then this program."
+            )
         if count > self.slots() and self._wait_s is None and not self._placed_before:
             raise LaunchError(f"{self._cannot_hold(count)} Use fewer or smaller workers, or add nodes.")
         from ray.util.placement_group import placement_group
@@ -127,6 +138,11 @@ class RayPlacement:
 
     def close(self) -> None:
         if self._group is None:
+            return
+        if problem := ray_session.wait_for_head(self._ray, 0):
+            # The agents have ended by themselves, since their connections have.
+            log.warning("%s. Its placement group is left to it", problem)
+            self._group, self._actors, self._calls = None, [], {}
             return
         # If the cluster is gone, our actors are gone with it.
         with contextlib.suppress(Exception):

@@ -14,12 +14,17 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
+import time
 from typing import Any
 
 from footplate.core.errors import LaunchError
 from footplate.core.optional import require
 
+log = logging.getLogger(__name__)
+
 ANSWER_S = 5.0
+LOOK_S = 0.5
 LOOPBACK = "127.0.0.1"
 
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -82,6 +87,37 @@ def check_alive(address: str) -> None:
             raise TimeoutError(f"what listens there has said nothing for {ANSWER_S:g} s") from None
     if answer[3:4] != bytes([_SETTINGS]):
         raise ConnectionError("what listens there is not Ray")
+
+
+def wait_for_head(ray: Any, within_s: float) -> str:
+    """Wait for the head of the cluster that this process is connected to, if it doesn't answer.
+
+    Ray's own calls wait for a lost head for a minute each, and may then end the process.
+
+    Returns:
+        Why it doesn't answer, as a sentence without a full stop; empty if it does.
+    """
+    address = ray.get_runtime_context().gcs_address
+    until, warned = time.monotonic() + within_s, False
+    while True:
+        try:
+            check_alive(address)
+        except OSError as error:
+            problem = f"The head of the Ray cluster at {address} doesn't answer any more: {error}"
+        else:
+            return ""
+        if time.monotonic() >= until:
+            return problem
+        if not warned:
+            log.warning("%s. Waiting for it", problem)
+            warned = True
+        time.sleep(LOOK_S)
+
+
+def report_errors_without_ray() -> None:
+    """Print uncaught exceptions as Python does. Ray's hook asks the head first, and prints nothing without it."""
+    if sys.excepthook.__module__.startswith("ray."):
+        sys.excepthook = sys.__excepthook__
 
 
 def _running_here() -> str | None:

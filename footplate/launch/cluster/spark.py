@@ -26,7 +26,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from footplate.core.errors import LaunchError
 from footplate.launch.cluster import spark_session
 from footplate.launch.cluster.agent import AgentCall
-from footplate.launch.cluster.placement import Lost
+from footplate.launch.cluster.placement import Lost, SteadyMachines
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -53,7 +53,7 @@ QUEUED_S = 10.0
 KILL_S = 15.0
 
 
-class SparkPlacement:
+class SparkPlacement(SteadyMachines):
     """A `Placement` on the executors of the Spark session that is active in this process.
 
     Args:
@@ -78,18 +78,18 @@ class SparkPlacement:
         self._profile = spark_session.resource_profile(self._context, num_cpus, num_gpus, profile)
         self._stage: _Stage | None = None
 
-    def slots(self) -> int:
+    def slots(self, wanted: int = 0) -> int:
         """The number of tasks of this shape that the session's executors can run at once.
 
-        In the first seconds of a session, waits for executors that start.
+        In the first minute of a session, waits for executors that start.
         """
-        spark_session.wait_for_executors(self._context, REGISTER_S)
+        spark_session.wait_for_executors(self._context, self._profile, wanted, REGISTER_S)
         return spark_session.slots(self._context, self._profile)
 
-    def start(self, count: int, call: AgentCall) -> None:
+    def start(self, slots: Sequence[int], call: AgentCall) -> None:
         self.close()
         spark_session.check_alive(self._context)
-        self._stage = _Stage(self._context, self._profile, self.host, count, call)
+        self._stage = _Stage(self._context, self._profile, self.host, len(slots), call)
 
     def lost(self) -> list[Lost]:
         return self._stage.lost() if self._stage is not None else []

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # If no executor registers for this time, all executors are registered.
 SETTLED_S = 1.0
+# The same, if there are too few slots for a launch. The machines of a cluster don't start executors at the same speed.
+TOO_FEW_S = 10.0
 
 
 def active_context() -> SparkContext:
@@ -130,18 +132,28 @@ def expected_executors(master: str, instances: str | None) -> int | None:
     return int(instances) if instances else None
 
 
-def wait_for_executors(context: SparkContext, within_s: float) -> None:
-    """Wait for the executors of a session that was started less than `within_s` seconds ago."""
+def wait_for_executors(context: SparkContext, profile: ResourceProfile | None, wanted: int, within_s: float) -> None:
+    """Wait for the executors of a session that was started less than `within_s` seconds ago.
+
+    Args:
+        context: the session's.
+        profile: the resources of a worker.
+        wanted: the number of workers that a launch needs; 0 for all that fit.
+        within_s: the longest time.
+    """
     check_alive(context)
     conf, until = context.getConf(), context.startTime / 1000 + within_s
     expected = expected_executors(conf.get("spark.master") or "", conf.get("spark.executor.instances"))
+    settled_s = TOO_FEW_S if wanted else SETTLED_S
     seen, since = 0, time.monotonic()
     while time.time() < until:
+        if wanted and slots(context, profile) >= wanted:
+            return
         # Spark counts the driver as an executor.
         registered = len(context.statusTracker().getExecutorInfos()) - 1
         if registered != seen:
             seen, since = registered, time.monotonic()
-        settled = bool(registered) and time.monotonic() > since + SETTLED_S
+        settled = bool(registered) and time.monotonic() > since + settled_s
         if registered >= expected if expected is not None else settled:
             return
         time.sleep(0.1)
