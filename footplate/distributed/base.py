@@ -15,10 +15,13 @@ average is the gradient of the global batch's mean loss, also if ranks have diff
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
+
+from footplate.core.time_split import TimeSplit
 
 
 class Strategy:
@@ -32,6 +35,7 @@ class Strategy:
         own_gradients: whether a rank's gradients differ from the other ranks' until a window ends.
         sharded: whether a rank has only a part of the state, which it writes into a checkpoint itself.
         lockstep: whether the forward pass is collective, so that every rank must evaluate the same number of batches.
+        times: the time of the training, in which collectives count as "communication"; None if they aren't measured.
     """
 
     name: str = "auto"
@@ -41,6 +45,7 @@ class Strategy:
     own_gradients: bool = True
     sharded: bool = False
     lockstep: bool = False
+    times: TimeSplit | None = None
 
     def check(self, module: Any) -> None:
         """Refuse a module that this strategy can't train.
@@ -82,6 +87,21 @@ class Strategy:
     def mean(self, number: Tensor) -> Tensor:
         """The mean of a number over the ranks."""
         return number
+
+    def measure(self, times: TimeSplit | None) -> None:
+        """Let the time of collectives count as "communication" from now on, where the host waits for them; None: stop."""
+        self.times = times
+
+    def communicating(self) -> contextlib.AbstractContextManager[None]:
+        """A context whose time counts as "communication", if that is measured."""
+        return contextlib.nullcontext() if self.times is None else self.times.during("communication")
+
+    def communication_s(self) -> float | None:
+        """The seconds of an average step in which the backward pass only waited for other ranks; None if unknown.
+
+        These come on top of those that `measure` lets count.
+        """
+        return None
 
     def release(self) -> None:
         """End training: from now on, a backward pass of the user concerns only this rank."""

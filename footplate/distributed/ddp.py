@@ -81,7 +81,8 @@ class DDP(Strategy):
                 # Buffers are sent inside a window, too.
                 self._wrapped.require_forward_param_sync = True
         elif self._buffers:
-            send_from_first(self._buffers)
+            with self.communicating():
+                send_from_first(self._buffers)
 
     def marked(self, loss: Tensor, counts: bool, begins_window: bool) -> Tensor:
         mark = self._mark
@@ -102,7 +103,17 @@ class DDP(Strategy):
         return mean_over_ranks(number)
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
-        average_gradients([parameter for parameter in parameters if parameter.requires_grad])
+        with self.communicating():
+            average_gradients([parameter for parameter in parameters if parameter.requires_grad])
+
+    def communication_s(self) -> float | None:
+        if self._wrapped is None:
+            # With manual optimisation, `average` is all communication.
+            return None if self.times is None else 0.0
+        # Torch measures the first ten steps and each hundredth, in nanoseconds.
+        measured = self._wrapped._get_ddp_logging_data()
+        hidden = measured.get("avg_backward_compute_comm_overlap_time", 0)
+        return max(0, measured.get("avg_backward_comm_time", 0) - hidden) / 1e9
 
     def release(self) -> None:
         if self._wrapped is not None:

@@ -13,13 +13,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from footplate.core.hooks import overrides
+from footplate.core.time_split import TimeSplit
 from footplate.distributed.base import Strategy
 from footplate.distributed.buckets import mean_over_ranks, send_from_first
+
+if TYPE_CHECKING:
+    from footplate.distributed.fsdp_collectives import Collectives
+
+# A module stays sharded after a call of a trainer, and is trained again with the same collectives.
+_COLLECTIVES: WeakKeyDictionary[nn.Module, Collectives] = WeakKeyDictionary()
+
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -36,19 +45,25 @@ class FSDP(Strategy):
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
+        self._module: nn.Module | None = None
 
     def prepare(self, module: nn.Module) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+        self._module = module
         if isinstance(module, FSDPModule):
             # An earlier `fit` or `test` has sharded the module.
             return
         send_from_first([*module.parameters(), *module.buffers()])
         kind = type(module)
         signatures = {name: inspect.signature(getattr(kind, name)) for name in STEPS if overrides(module, name)}
-        for block in repeated_blocks(module):
-            fully_shard(block)
-        fully_shard(module)
+        collectives = _measurable_collectives()
+        for unit in (*repeated_blocks(module), module):
+            fully_shard(unit)
+            if collectives is not None:
+                collectives.attach(unit)
+        if collectives is not None:
+            _COLLECTIVES[module] = collectives
         for name, signature in signatures.items():
             register_fsdp_forward_method(module, name)
             # Otherwise `inspect` takes it for the signature of a bound method.
@@ -64,13 +79,23 @@ class FSDP(Strategy):
 
     def begin_batch(self, syncs: bool) -> None:
         if self._buffers:
-            send_from_first(self._buffers)
+            with self.communicating():
+                send_from_first(self._buffers)
 
     def sync_buffers(self, module: nn.Module) -> None:
         send_from_first(module.buffers())
 
     def mean(self, number: Tensor) -> Tensor:
         return mean_over_ranks(number)
+
+    def measure(self, times: TimeSplit | None) -> None:
+        collectives = None if self._module is None else _COLLECTIVES.get(self._module)
+        # Units that the user has sharded communicate as the user wants.
+        if collectives is not None:
+            self.times = collectives.times = times
+
+    def communication_s(self) -> float | None:
+        return None if self.times is None else 0.0
 
     def state_dict(self, module: nn.Module) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_model_state_dict
@@ -130,3 +155,12 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from members
         else:
             yield from repeated_blocks(child)
+
+
+def _measurable_collectives() -> Collectives | None:
+    """Collectives whose time can be measured; None if this version of torch has other names for its own."""
+    try:
+        from footplate.distributed.fsdp_collectives import Collectives
+    except ImportError:
+        return None
+    return Collectives()

@@ -50,3 +50,10 @@ def make_strategy(name: str, ranks: int, devices: Sequence[torch.device] = ()) -
     from footplate.distributed.ddp import DDP
 
     return DDP(find_unused_parameters=name == "ddp_find_unused_parameters_true")
+
+
+def make_logical(name: str, total: int, process: int, processes: int) -> Strategy:
+    """Make the strategy of `total` logical ranks on this number of processes."""
+    from footplate.distributed.logical_ddp import LogicalDDP
+
+    return LogicalDDP(total, process, processes, find_unused_parameters=name == "ddp_find_unused_parameters_true")

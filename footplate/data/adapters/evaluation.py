@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from footplate.data.adapters.combination import Combination
 from footplate.data.adapters.combined import CombinedLoader, flatten, is_combined, leaves_of, mode_of
+from footplate.data.adapters.logical_loader import LogicalLoader
 from footplate.data.adapters.seeded_dataloader import SeededDataLoader
 from footplate.data.adapters.torch_dataloader import (
     announce_epoch,
@@ -63,6 +64,6 @@ def tell_samplers(loader: Any, epoch: int) -> None:
     if isinstance(loader, Combination):
         for part in loader.parts:
             tell_samplers(part, epoch)
-    original = loader.original if isinstance(loader, SeededDataLoader) else loader
+    original = loader.original if isinstance(loader, (SeededDataLoader, LogicalLoader)) else loader
     if isinstance(original, DataLoader):
         announce_epoch(epoch, *samplers_of(original))

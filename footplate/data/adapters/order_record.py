@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from footplate.data.adapters.logical_loader import LogicalLoader
 from footplate.data.adapters.training_combination import TrainingCombination
 from footplate.data.adapters.wrappers import SameEpoch
 
@@ -23,6 +24,8 @@ def record_order(loader: Any) -> dict[str, Any]:
     """Return the settings of a training loader that `adapt` has made resumable."""
     if isinstance(loader, TrainingCombination):
         return {"kind": "combined", "mode": loader.mode, "parts": [record_order(part) for part in loader.parts]}
+    if isinstance(loader, LogicalLoader):
+        return record_order(loader.of_first_rank)
     if isinstance(loader, SameEpoch):
         return {**record_order(loader.loader), "same_epoch": True}
     # The import of the table's loader is slow. If nobody has imported it, this is another loader.

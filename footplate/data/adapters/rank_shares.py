@@ -78,7 +78,9 @@ class _LoaderWeights:
 
 
 def _unwrapped(loader: Any) -> Any:
-    return loader.loader if isinstance(loader, SameEpoch) else loader
+    loader = loader.loader if isinstance(loader, SameEpoch) else loader
+    # All logical ranks have the same rows to share, and the same number of batches.
+    return _unwrapped(loader.of_first_rank) if hasattr(loader, "of_first_rank") else loader
 
 
 def _is_loader(loader: Any) -> bool:

@@ -161,6 +161,11 @@ class SeededDataLoader(Positioned):
         return self._sampler_order.endless
 
     @property
+    def shares_itself(self) -> bool:
+        """True if the sampler gives each rank its own rows."""
+        return self._shares_itself
+
+    @property
     def has_own_length(self) -> bool:
         """True if code of the user's decides how many batches there are."""
         return self._iterates_itself or self._counts_itself
@@ -321,3 +326,9 @@ class SeededDataLoader(Positioned):
             return None
         head, self._drawn = head_of(self._sampler_order.draw(self._epoch))
         return f"{len(head)} {'rows' if self._by_rows else 'items'} [{digest(head)}]"
+
+    def draw_for(self, loaders: Iterable[SeededDataLoader]) -> None:
+        """Draw the order of the next epoch once, for several loaders with the same sampler."""
+        order = self._sampler_order.draw(self._epoch) if self._drawn is None else self._drawn
+        for loader in loaders:
+            loader._drawn = order

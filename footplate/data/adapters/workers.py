@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from footplate.data.adapters.combination import Combination
+from footplate.data.adapters.logical_loader import LogicalLoader
 from footplate.data.adapters.seeded_dataloader import SeededDataLoader
 from footplate.data.adapters.torch_dataloader import iterates_itself
 from footplate.data.adapters.wrappers import ReplayedLoader, SameEpoch, StatefulLoader
@@ -35,7 +36,10 @@ def end_workers(loader: Any) -> None:
     """
     while isinstance(loader, (SameEpoch, ReplayedLoader, StatefulLoader, SeededDataLoader)):
         loader = loader.loader
-    if isinstance(loader, Combination):
+    if isinstance(loader, LogicalLoader):
+        for part in loader.loaders:
+            end_workers(part)
+    elif isinstance(loader, Combination):
         for part in loader.parts:
             end_workers(part)
     elif isinstance(loader, DataLoader) and isinstance(loader._iterator, _MultiProcessingDataLoaderIter):

@@ -9,5 +9,6 @@ torchmetrics_objects.py   torchmetrics objects whose states differ between ranks
 
 from footplate.training.metrics.entry import Values as Values
 from footplate.training.metrics.host_values import to_floats as to_floats
+from footplate.training.metrics.logical_log import LogicalMetricLog as LogicalMetricLog
 from footplate.training.metrics.metric_log import READ_AFTER as READ_AFTER
 from footplate.training.metrics.metric_log import MetricLog as MetricLog

@@ -103,6 +103,9 @@ class MetricLog:
             if self._unfinished is not None:
                 self._unfinished.append(entry)
 
+    def enter(self, position: int | None) -> None:
+        """Let values count for one of this process's logical ranks, of which there are none here."""
+
     def begin_batch(self, batch: Any) -> None:
         """Begin a training batch. Until `end_batch`, `take_back` can undo what it logs."""
         self.batch = batch
