@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The programs that tests start and pip doesn't install: Java, PostgreSQL and Chromium.
+# The programs that tests start and pip doesn't install: Java, PostgreSQL, Chromium and Slurm.
 #
 # Installs what is missing if this is root on a machine with apt-get. Otherwise prints one line for each missing program,
 # with the tests that need it and the package to install, and fails.
@@ -20,12 +20,14 @@ compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null ||
   need postgresql "the tests of jobs on PostgreSQL (tests/jobs/test_store.py, tests/jobs/test_team.py)"
 command -v chromium chromium-browser google-chrome >/dev/null ||
   need chromium "the tests of the page of jobs (tests/server/test_page.py)"
+{ command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null ||
+  need "slurm-wlm munge" "the tests of Slurm (tests/jobs/backends/test_slurm_jobs.py, tests/jobs/backends/test_conformance.py, tests/launch/test_slurm_allocation.py)"
 
 ((${#packages[@]})) || exit 0
 
 if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
   echo "installing ${packages[*]}"
-  if apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null; then
+  if apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends ${packages[*]} >/dev/null; then
     exit 0
   fi
 fi

@@ -3,6 +3,7 @@
     contract.py   the interface: `Backend`, and the `Attempt` that it begins
     local/        this machine
     ray/          a Ray cluster
+    slurm/        a Slurm cluster
     vertex/       Vertex AI
     each          __init__.py   the Backend
                   attempt.py    a running attempt at a job
@@ -22,6 +23,14 @@ from footplate.jobs.backends.contract import Backend
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "local": {},
     "ray": {"address": "the address of the cluster's dashboard: http://HOST:8265"},
+    "slurm": {
+        "partition": "the partition; by default SBATCH_PARTITION's, or the cluster's default",
+        "account": "the account that is charged; by default SBATCH_ACCOUNT's, or your default account",
+        "qos": "the quality of service; by default SBATCH_QOS's, or the cluster's default",
+        "time": "the time limit of one start, such as 12:00:00; before it the job saves, and Slurm requeues it; by default "
+        "the partition's",
+        "sbatch-args": 'further options of sbatch, which override Footplate\'s: "--constraint=a100 --mem=0"',
+    },
     "vertex": {
         "project": "the Google Cloud project; by default that of GOOGLE_CLOUD_PROJECT, or gcloud's",
         "staging-bucket": "gs://…, the bucket for packages; by default the bucket of --job-dir",

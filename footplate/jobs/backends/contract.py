@@ -3,6 +3,7 @@
     submission    destination ─► check ─► request ─► needs    the job is in the store, with its destination
     --dry-run     destination ─► check ─► request             the request is printed
     an attempt    find, or prepare ─► begin   ─► Attempt: wait, wait, … until it is over ─► close
+    questions     reach                       ─► RunningProcesses: stacks, profile
 
 On some backends an attempt outlives its supervisor: a service runs the attempt, and the supervisor only follows it. When
 that supervisor dies, the next one finds the attempt by its key, which consists of the job's id and the attempt's number.
@@ -11,11 +12,12 @@ So no attempt is begun twice. On other backends an attempt dies with its supervi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from footplate.core.profile_requests import RunningProfile
 from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
 from footplate.jobs.record import Job, Process
@@ -49,6 +51,14 @@ class Task:
     def key(self) -> str:
         """A name that no other attempt has, of this or another job."""
         return f"{self.job.id}-{self.attempt}"
+
+
+@dataclass(frozen=True)
+class Requeued(Failure):
+    """The end of an attempt after which the backend itself begins the next one. It counts as no loss.
+
+    The supervisor finds the next attempt by its number (`Backend.find`).
+    """
 
 
 class Attempt(Protocol):
@@ -100,6 +110,31 @@ class Attempt(Protocol):
 
     def close(self) -> None:
         """Release it. An attempt that outlives its supervisor goes on; the processes of another one are killed."""
+        ...
+
+
+class RunningProcesses(Protocol):
+    """The processes of a running job, which answer questions (`jobs/questions.py`)."""
+
+    def stacks(self, native: bool = False) -> str:
+        """The stacks of all processes, as text. The first line says which process is where.
+
+        Args:
+            native: read native stacks, too, if py-spy is installed. It pauses the processes for a moment.
+
+        Raises:
+            WrongState: no process runs.
+            Unavailable: the processes can't be asked.
+        """
+        ...
+
+    def profile(self, steps: int) -> RunningProfile:
+        """Begin a profile of the training's next steps, on all ranks.
+
+        Raises:
+            ConfigError: no process trains now.
+            Unavailable: a profile is being made already, or the processes can't be asked.
+        """
         ...
 
 
@@ -171,5 +206,19 @@ class Backend(Protocol):
         Raises:
             FootplateError: a retry won't help.
             OSError: the machine has no room for its processes, or the service can't be reached.
+        """
+        ...
+
+    def reach(self, job: Job, processes: Sequence[Process], what: str) -> RunningProcesses:
+        """Return the processes of a running attempt, to ask them.
+
+        Args:
+            job: the job, which runs.
+            processes: the processes of its current attempt, from the store.
+            what: what they are asked for, also the name of the command: "stacks" or "profile".
+
+        Raises:
+            WrongState: no process runs now.
+            Unavailable: they can't be asked from here.
         """
         ...

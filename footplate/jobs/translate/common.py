@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from footplate.catalog.rows import Accelerator, catalog
 from footplate.core.errors import ConfigError
-from footplate.jobs.catalog.rows import Accelerator, catalog
 from footplate.jobs.spec.resolving import ResolvedJob
 from footplate.jobs.spec.scaling import Replica
 

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from footplate.jobs.catalog.rows import catalog
+from footplate.catalog.rows import catalog
 from footplate.jobs.spec.resolving import ResolvedJob
 from footplate.jobs.translate.common import (
     Translation,

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 
-from footplate.jobs.catalog.rows import catalog
+from footplate.catalog.rows import catalog
 from footplate.jobs.spec import naming
 from footplate.jobs.spec.resolving import ResolvedJob
+from footplate.jobs.spec.scaling import Replica
 from footplate.jobs.translate.common import (
     UNNAMED,
     Translation,
@@ -33,10 +35,10 @@ from footplate.jobs.translate.common import (
     one_kind_of_machine,
     refuse_if,
 )
+from footplate.launch.slurm_allocation import FIRST_PORT, PORTS
 
 SYSTEM = "Slurm"
 GRACE_S = 120
-FIRST_PORT, PORTS = 20000, 10000
 
 SCRIPT = """\
 #!/bin/bash
@@ -100,20 +102,52 @@ def translate(job: ResolvedJob) -> Translation:
 
 def _options(job: ResolvedJob) -> Iterator[str]:
     replica = job.replicas[0]
-    machine = catalog().machines[replica.machine.machine]
     yield f"job-name={job.name or UNNAMED}"
     yield f"nodes={sum(each.count for each in job.replicas)}"
     yield "ntasks-per-node=1"
-    if machine.vcpus is not None:
-        yield f"cpus-per-task={machine.vcpus}"
-    if machine.memory_gb is not None:
-        yield f"mem={int(machine.memory_gb * 1024)}M"
-    if gpus(replica):
-        yield f"gpus-per-node={gpus(replica)}"
+    yield from machine_options(machine_of(replica))
     yield f"time={minutes(job.max_running_time)}"
     yield f"signal=B:USR1@{GRACE_S}"
     yield "requeue"
     yield "open-mode=append"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The resources that a replica asks Slurm for.
+
+    Attributes:
+        vcpus: cores; None if the catalog doesn't know.
+        memory_gb: GiB; None if the catalog doesn't know.
+        gpus: GPUs.
+    """
+
+    vcpus: int | None
+    memory_gb: float | None
+    gpus: int
+
+
+def machine_of(replica: Replica) -> Machine:
+    """The resources of a role's machines."""
+    row = catalog().machines[replica.machine.machine]
+    return Machine(row.vcpus, row.memory_gb, gpus(replica))
+
+
+def machine_options(machine: Machine, share_nodes: bool = False) -> Iterator[str]:
+    """The options of sbatch for the resources of each task.
+
+    Args:
+        machine: the resources.
+        share_nodes: several tasks may run on one node; by default each has its own.
+    """
+    if machine.vcpus is not None:
+        yield f"cpus-per-task={machine.vcpus}"
+    if machine.memory_gb is not None and not share_nodes:
+        yield f"mem={int(machine.memory_gb * 1024)}M"
+    elif machine.memory_gb is not None:
+        yield f"mem-per-cpu={int(machine.memory_gb * 1024 / (machine.vcpus or 1))}M"
+    if machine.gpus:
+        yield f"gpus-per-node={machine.gpus}"
 
 
 def minutes(duration: str) -> int:

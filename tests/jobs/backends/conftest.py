@@ -19,6 +19,7 @@ ENGINE = [pytest.mark.engine, pytest.mark.slow]
 PLACES = [
     pytest.param("local"),
     pytest.param("ray", marks=ENGINE),
+    pytest.param("slurm", marks=ENGINE),
     pytest.param("vertex", marks=ENGINE),
 ]
 
@@ -31,7 +32,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture(scope="package")
-def made(stack: ExitStack) -> Callable[[str], Place]:
+def made(stack: ExitStack, request: pytest.FixtureRequest) -> Callable[[str], Place]:
     """Return a backend, and create it at the first request."""
 
     @functools.cache
@@ -40,6 +41,10 @@ def made(stack: ExitStack) -> Callable[[str], Place]:
             from jobs.backends.ray_backend import ray_cluster
 
             return stack.enter_context(ray_cluster())
+        if name == "slurm":
+            from jobs.backends.slurm_backend import Slurm
+
+            return Slurm(request.getfixturevalue("slurm"))
         if name == "vertex":
             from jobs.backends.vertex_backend import vertex_project
 

@@ -31,12 +31,15 @@ class Kind:
             job".
         keeps_bytes: True if output is kept byte for byte. Cloud Logging keeps entries, and each becomes a line, including a
             last one without a line end.
+        requeues: True if the backend begins the next attempt itself after a machine was lost. Then the supervisor counts no
+            loss.
     """
 
     backend: str
     bucket: str | None = None
     tells_each_end: bool = True
     keeps_bytes: bool = True
+    requeues: bool = False
 
 
 class Place(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ports import free_port
 
 from footplate.jobs.backends.ray.client import Away, Client
 from jobs.backends.places import Kind
@@ -99,7 +100,9 @@ def ray_cluster() -> Iterator[RayCluster]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     try:
-        head = {"dashboard_port": port, "temp_dir": f"{place}/ray", **HEAD, **SMALL}
+        # Another cluster of this machine may have Ray's usual port for the agent that takes jobs.
+        ports = {"dashboard_port": port, "dashboard_agent_listen_port": free_port()}
+        head = {**ports, "temp_dir": f"{place}/ray", **HEAD, **SMALL}
         with _at_home(f"{place}/home"):
             cluster = Cluster(initialize_head=True, head_node_args=head)
         try:

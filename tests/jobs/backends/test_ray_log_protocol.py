@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.jobs.backends.ray.log_protocol import LONGEST, decode, encode, event
+from footplate.jobs.backends.ray.log_protocol import LONGEST, decode, encode, event, events_in
 
 SOURCES = st.sampled_from(["master-0", "worker-11", "parameter_server-0", "evaluator-0", "prepare"])
 OUTPUT = st.one_of(st.binary(max_size=300), st.text("ab\n\r\\ é|+", max_size=60).map(str.encode))
@@ -40,3 +40,11 @@ def test_long_lines_are_cut_for_what_carries_them():
     assert [len(line) for line in stream.split(b"\n")] == [LONGEST + 10] * 3 + [11, 0]
     pieces = [found[1] for line in stream.split(b"\n") if (found := decode(line.decode()))]
     assert b"".join(pieces) == b"x" * (3 * LONGEST) + b"\ny"
+
+
+def test_long_events_are_put_together_and_a_half_one_waits():
+    long, short = {"text": "é\\\n" * LONGEST}, {"text": "short"}
+    stream = (event("stacks", **long) + encode("master-0", b"between\n") + event("over", **short)).decode()
+    assert events_in(stream) == [{"event": "stacks", **long}, {"event": "over", **short}]
+    assert events_in(stream[:-1]) == [{"event": "stacks", **long}]
+    assert events_in(stream[: LONGEST + 100]) == []

@@ -8,8 +8,13 @@ import textwrap
 import threading
 from pathlib import Path
 
+from footplate.core.profile_requests import ProfileRequest
+from footplate.core.stacks.requests import Answering
+from footplate.jobs import questions
+from footplate.jobs.backends.ray import replica_actor
 from footplate.jobs.backends.ray.replica_actor import Message, ReplicaActor
 from footplate.launch.hang_files import HANGS_DIR
+from jobs.conftest import until
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -58,3 +63,37 @@ def test_the_stacks_of_a_hang_are_passed_on_once(tmp_path: Path):
 
     assert [message.text for message in heard if message.kind == "hang"] == ["first: all stacks", "second: all stacks"]
     assert heard[-1] == Message("ended")
+
+
+def test_the_end_of_a_process_waits_until_the_end_of_its_profile_is_known(tmp_path: Path, monkeypatch):
+    replica, directory = ReplicaActor(), tmp_path / "profile-4"
+    directory.mkdir()
+    (directory / "summary-rank0.txt").write_text("Profile of steps 4 to 5")
+    gone = Answering(2**22 + 1, None, "/nowhere", "/nowhere")
+    request = ProfileRequest([gone], "id", 3, str(tmp_path), 0.0)
+    monkeypatch.setattr(questions, "request_profile", lambda pids, steps: request)
+    monkeypatch.setattr(replica_actor, "PROFILE_S", 60.0)
+    monkeypatch.setattr(replica_actor, "FOLLOWED_S", 60.0)
+    assert replica.ask("request_profile", 2).value == request
+
+    variables = {**os.environ, HANGS_DIR: str(tmp_path / "hangs")}
+    thread = threading.Thread(target=replica._look_after, args=([sys.executable, "-c", ""], variables, tmp_path))
+    thread.start()
+    answer, heard = replica.poll(0)
+    assert [message.kind for message in heard] == ["began"]
+    until(lambda: replica._process is not None and replica._process.poll() is not None)
+    answer, heard = replica.poll(answer)
+    assert heard == []
+    status = replica.ask("profile_status", request).value
+    assert (status.state, status.summary) == ("done", "Profile of steps 4 to 5")
+    while not heard:
+        answer, heard = replica.poll(answer)
+    thread.join()
+    assert heard == [Message("ended")]
+
+
+def test_errors_of_a_question_are_answers():
+    answer = ReplicaActor().ask("request_profile", 2)
+    assert (answer.value, answer.unavailable) == (None, False)
+    assert answer.error.startswith("no Trainer.fit runs in these processes now.")
+    assert ReplicaActor().ask("stacks", False).value == []

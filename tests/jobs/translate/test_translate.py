@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from footplate.jobs.catalog.rows import catalog
+from footplate.catalog.rows import catalog
 from footplate.jobs.spec import flags
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.problems import SpecError
@@ -25,7 +25,15 @@ from footplate.jobs.translate import TARGETS, Translation, Untranslatable, trans
 from footplate.jobs.translate.ray import KINDS
 from footplate.jobs.translate.vertex import ACCELERATORS
 from jobs.test_spec import ATTACHED, LEGACY
-from jobs.translate.checks import check_kubeflow, check_ray, check_vertex, run_slurm
+from jobs.translate.checks import (
+    check_jobset,
+    check_kubeflow,
+    check_ray,
+    check_trainjob,
+    check_vertex,
+    run_pod,
+    run_slurm,
+)
 
 PROGRAM = {
     "module-name": "trainer.task", "job-dir": "gs://my-bucket/job", "region": "europe-west1", "runtime-version": "2.11",
@@ -199,9 +207,9 @@ def test_a_master_alone_is_an_entry_point_on_ray_with_the_resources_of_its_machi
     check_ray(document)
 
 
-@pytest.mark.parametrize("to", ["ray", "slurm"])
+@pytest.mark.parametrize("to", ["ray", "slurm", "jobset", "trainjob"])
 def test_parameter_servers_are_refused_where_there_are_ranks_alone(to):
-    (found,) = refusal(to, job(ATTACHED, {"module-name": "trainer.task"}))
+    (found,) = refusal(to, job(ATTACHED, IMAGE))
     assert "no parameter server as a separate role" in found
 
 
@@ -295,6 +303,134 @@ def test_what_kubeflow_needs_and_a_job_lacks_is_said_all_at_once():
     assert [one.partition(":")[0] for one in found] == [
         "The master has no image", "packageUris", "The label team-=a"
     ]  # fmt: skip
+
+
+WORLD = {**IMAGE, "parameter-server-count": "0", "labels": "team=vision", "service-account": "runner"}
+POD = {"jobset.sigs.k8s.io/jobset-uid": "u-1", "jobset.sigs.k8s.io/restart-attempt": "2"}
+SHOW = """
+import os, sys
+names = "JOB_ID JOB_ATTEMPT JOB_NAME JOB_DIR".split()
+print(*(os.environ.get(f"FOOTPLATE_{name}") for name in names))
+print(*(os.environ.get(name) for name in "RANK WORLD_SIZE NODE_RANK LOCAL_RANK LOCAL_WORLD_SIZE".split()))
+print(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+print(sys.argv[1:])
+"""
+
+
+def container_of(document: dict, role: str = "node") -> tuple[dict, dict]:
+    """A JobSet's container and pod, or those that Kubeflow Trainer makes of a TrainJob and its runtime."""
+    if document["kind"] == "JobSet":
+        jobs = {job["name"]: job["template"]["spec"] for job in document["spec"]["replicatedJobs"]}
+        pod = jobs[role]["template"]["spec"]
+        return pod["containers"][0], pod
+    runtime, train_job = document["items"]
+    pod = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return {**pod["containers"][0], **train_job["spec"]["trainer"]}, pod
+
+
+def test_master_and_workers_are_a_jobset_whose_pods_restart_together():
+    document = translate(job(ATTACHED, {**WORLD, "worker-machine-type": "n1-standard-8"}), "jobset").document
+    check_jobset(document)
+    assert document["metadata"] == {"name": "my-job", "labels": {"team": "vision"}}
+    assert document["spec"]["failurePolicy"]["maxRestarts"] == 10
+    assert [rule["action"] for rule in document["spec"]["failurePolicy"]["rules"]] == ["FailJobSet", "FailJobSet"]
+    jobs = {job["name"]: job["template"]["spec"] for job in document["spec"]["replicatedJobs"]}
+    assert {role: spec["completions"] for role, spec in jobs.items()} == {"master": 1, "worker": 9}
+    for spec in jobs.values():
+        assert (spec["backoffLimit"], spec["activeDeadlineSeconds"]) == (0, 604800)
+        assert spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2]
+    container, pod = container_of(document, "master")
+    assert pod["terminationGracePeriodSeconds"] == 120
+    assert pod["serviceAccountName"] == "runner"
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 4}}
+    selectors = [container_of(document, role)[1]["nodeSelector"] for role in jobs]
+    assert [one["node.kubernetes.io/instance-type"] for one in selectors] == ["n1-highcpu-16", "n1-standard-8"]
+
+
+def test_a_trainjob_names_its_nodes_and_its_runtime_how_they_restart():
+    document = translate(job(ATTACHED, WORLD), "trainjob").document
+    check_trainjob(document)
+    runtime, train_job = document["items"]
+    assert train_job["spec"]["activeDeadlineSeconds"] == 604800
+    trainer = train_job["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (10, 1)
+    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 4}}
+    assert runtime["spec"]["template"]["spec"]["failurePolicy"]["maxRestarts"] == 10
+    assert container_of(document)[1]["terminationGracePeriodSeconds"] == 120
+
+
+@pytest.mark.parametrize("to", ["jobset", "trainjob"])
+def test_a_pod_knows_its_job_its_attempt_and_its_rank(to, tmp_path):
+    (tmp_path / "show.py").write_text(SHOW)
+    given = {**WORLD, "module-name": "show", "job-dir": "s3://bucket/it's"}
+    document = translate(job(ATTACHED, given, ("$HOME", "$(HOME)")), to).document
+    container, _ = container_of(document, "worker")
+    set_by_kubeflow = {
+        "PET_NNODES": "10", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "4",
+        "PET_MASTER_ADDR": "my-job-node-0-0.my-job", "PET_MASTER_PORT": "29500",
+    }  # fmt: skip
+    # The fourth worker is rank 4: the master is rank 0.
+    added = set_by_kubeflow if to == "trainjob" else {"JOB_COMPLETION_INDEX": "3"}
+    done = run_pod(container["command"], container["args"], container["env"], POD, tmp_path, **added)
+    host = "my-job-node-0-0.my-job" if to == "trainjob" else "my-job-master-0-0.my-job"
+    assert done.stdout.splitlines() == [
+        "jobset-u-1 3 my_job s3://bucket/it's",
+        "4 10 4 0 1",
+        f"{host} 29500",
+        "['$HOME', '$(HOME)', '--job-dir', \"s3://bucket/it's\"]",
+    ], done.stderr
+
+
+@pytest.mark.parametrize("to", ["jobset", "trainjob"])
+def test_a_pod_alone_has_no_ranks_so_that_its_trainer_may_start_processes(to, tmp_path):
+    (tmp_path / "show.py").write_text(SHOW)
+    container, _ = container_of(translate(job("", {**IMAGE, "module-name": "show"}), to).document, "master")
+    alone = {"JOB_COMPLETION_INDEX": "0", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
+    done = run_pod(container["command"], container["args"], container["env"], POD, tmp_path, **alone)
+    assert done.stdout.splitlines()[1:3] == ["None None None None None", "None None"], done.stderr
+    old = run_pod(container["command"], container["args"], container["env"], {}, tmp_path, **alone)
+    assert old.returncode != 0
+    assert "expected JobSet 0.9 or newer" in old.stderr
+
+
+@pytest.mark.parametrize("to", ["jobset", "trainjob"])
+def test_a_job_whose_pod_is_made_again_resumes_its_trainer(to, tmp_path):
+    (tmp_path / "task.py").write_text(TRAINS.replace("SLURM_RESTART_COUNT", "JOBSET_RESTARTS"))
+    given = {**IMAGE, "module-name": "task", "job-dir": str(tmp_path / "out")}
+    container, pod = container_of(translate(job("", given, ()), to).document, "master")
+    assert {"name": "job-dir", "mountPath": str(tmp_path / "out")} in container["volumeMounts"]
+    assert pod["volumes"][1] == {"name": "job-dir", "persistentVolumeClaim": {"claimName": "my-job"}}
+
+    def attempt(number: int) -> subprocess.CompletedProcess[str]:
+        labels = {**POD, "jobset.sigs.k8s.io/restart-attempt": str(number)}
+        added = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "JOB_COMPLETION_INDEX": "0", "PET_NODE_RANK": "0"}
+        command = [*container["command"], sys.executable, *container["args"][1:]]
+        return run_pod(command, [], container["env"], labels, tmp_path, **added)
+
+    assert attempt(0).returncode == 143
+    resumed = attempt(1)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "step 0" not in resumed.stdout
+    assert "step 5" in resumed.stdout
+
+
+@pytest.mark.parametrize("to", ["jobset", "trainjob"])
+def test_a_pods_secrets_come_from_a_secret_and_an_argument_that_shows_one_is_refused(to):
+    container, _ = container_of(translate(job("", IMAGE), to).document, "master")
+    assert container["envFrom"] == [{"secretRef": {"name": "my-job-secrets", "optional": True}}]
+    secret = ("--hf-token", "abc", "--api_key=abc", "--store", "https://me:abc@host", "--password", "-v")
+    found = refusal(to, job("", IMAGE, secret))
+    assert [one.partition(":")[0] for one in found] == [
+        "The argument --api_key", "The argument --hf-token", "The argument --store"
+    ]  # fmt: skip
+    translate(job("", IMAGE, ("--pad-token", "0", "--max-tokens=4096", "--key", "id", "a=b://c:d@e")), to)
+    assert not any("abc" in one for one in found)
+
+
+@pytest.mark.parametrize("to", ["jobset", "trainjob"])
+def test_what_pods_need_and_a_job_lacks_is_said_all_at_once(to):
+    found = refusal(to, job("", {"module-name": "trainer.task", "job-dir": "runs/job"}))
+    assert [one.partition(":")[0] for one in found] == ["jobDir runs/job", "The master has no image"]
 
 
 SLURM = """\
@@ -467,7 +603,7 @@ ODD_KEYS = {
     **{f"{role}-machine-type": MACHINES for role in ROLES},
     **{f"{role}-accelerator": st.just("count=4,type=t4") for role in ROLES[:2]},
     **{f"{role}-image-uri": st.just("gcr.io/a/b:1") for role in ROLES[:2]},
-    "job-dir": st.sampled_from(["gs://bucket/job", "s3://bucket/job", "runs/it's"]),
+    "job-dir": st.sampled_from(["gs://bucket/job", "s3://bucket/job", "/data/$(A)", "runs/it's"]),
     "packages": st.sampled_from(["gs://bucket/a.tar.gz", "s3://bucket/a.whl", "a.zip", "gs://bucket/a.whl"]),
     "runtime-version": st.sampled_from(["1.15", "2.1", "2.11", "2.10", "9.9"]),
 }
@@ -482,7 +618,10 @@ JOBS = st.tuples(
     PLAIN | ODD, CONTAINERS, st.sampled_from([False] * 7 + [True]), st.lists(NASTY, max_size=3),
     st.text("aZ_9", min_size=1, max_size=60).map(lambda rest: f"j{rest}"),
 )  # fmt: skip
-CHECKS = {"vertex": check_vertex, "ray": check_ray, "kubeflow": check_kubeflow}
+CHECKS = {
+    "vertex": check_vertex, "ray": check_ray, "kubeflow": check_kubeflow, "jobset": check_jobset,
+    "trainjob": check_trainjob,
+}  # fmt: skip
 
 
 def test_there_is_a_flag_for_each_choice():

@@ -8,16 +8,18 @@ usage.py     how much of the machine they use
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from footplate.core.errors import ConfigError
+from footplate.core.errors import ConfigError, Unavailable
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local import machine
-from footplate.jobs.execution import BUCKETS, absolute_job_dir
+from footplate.jobs.execution import BUCKETS, absolute_job_dir, check_job_dir
+from footplate.jobs.questions import JobProcesses, ProcessesHere, no_process
+from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources
+from footplate.jobs.supervision.identity import Identity, boot
 from footplate.jobs.supervision.logfiles import limit
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Local:
                 "packages: give --package-path and --module-name."
             )
         if resolved.job_dir is not None and not resolved.job_dir.startswith(BUCKETS):
-            _check_job_dir(absolute_job_dir(resolved.job_dir, Path.cwd()))
+            check_job_dir(absolute_job_dir(resolved.job_dir, Path.cwd()))
         # A wrong FOOTPLATE_LOG_MB must fail now, not when the job starts.
         limit()
         images = any(replica.image_uri for replica in resolved.replicas)
@@ -85,19 +87,20 @@ class Local:
 
         return LocalAttempt(members(task), task.attempt, Meter(task.folder / NAME, task.job.devices))
 
+    def reach(self, job: Job, processes: Sequence[Process], what: str) -> JobProcesses:
+        """Return the processes, which run on this machine.
 
-def _check_job_dir(path: Path) -> None:
-    existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
-    if not existing.is_dir():
-        kind = "a link whose target doesn't exist" if not existing.exists() else "a file"
-        raise ConfigError(f"--job-dir: {existing} is {kind}. Give a directory; it is created when the job starts.")
-    longest = os.pathconf(existing, "PC_NAME_MAX")
-    if any(len(os.fsencode(part)) > longest for part in path.parts):
-        raise ConfigError(
-            f"--job-dir: a part of {str(path)[:80]}… is longer than {longest} bytes. Give a shorter path."
-        )
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"--job-dir: {existing} can't be written to. Give a directory that you can write to.")
+        Raises:
+            WrongState: no process runs now.
+            Unavailable: they run on another machine.
+        """
+        if job.host != machine.host():
+            raise Unavailable(f"{job.name} runs on {job.host}, and so do its processes: ask there.")
+        running = [process for process in processes if process.pid and process.ended is None]
+        pids = [process.pid for process in running if Identity(process.pid, process.mark, boot()).alive()]
+        if not pids:
+            raise no_process(job.name)
+        return JobProcesses(job.name, [ProcessesHere(pids)])
 
 
 BACKEND = Local()

@@ -45,7 +45,7 @@ def resources() -> Resources:
 
 def needs(resolved: ResolvedJob) -> Resources:
     """The resources of a spec's machines, together. A spec that names no machine (scale tier BASIC) counts as small."""
-    from footplate.jobs.catalog.rows import catalog
+    from footplate.catalog.rows import catalog
 
     if resolved.scale_tier == "BASIC":
         return BASIC

@@ -5,6 +5,7 @@ supervisor ─► attempt.py           │
               listener.py ─ HTTP ──►  Ray's Jobs API ─► entrypoint.py on the head ─► replica_actor.py, one for each
               client.py            │                    resources.py                 replica ─► its process
               bundle.py, request.py│                    log_protocol.py: output and events, as lines
+jobs stacks ─► asking.py ─── HTTP ──►  Ray's Jobs API ─► question.py on the head ─► replica_actor.py
 
 resources.py      the resources that replicas request from the nodes
 request.py        the request to Ray, as plain values
@@ -13,6 +14,7 @@ entrypoint.py     one attempt, on the cluster: placed, begun, judged and ended t
 replica_actor.py  one replica, on its node: installation, process, output
 log_protocol.py   output and events as lines of the entry point's output
 client.py         the Jobs API; listener.py: a thread that uses it; attempt.py: the supervisor's view
+question.py       a question to all replicas, for their stacks or a profile, on the cluster; asking.py: asks it from here
 
 who dies                     what follows
 a replica's process          the entry point judges its exit code, as on this machine
@@ -26,7 +28,7 @@ the network, the dashboard   nothing: the supervisor retries without limit. But 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -34,10 +36,12 @@ from urllib.parse import urlsplit
 from footplate.core.errors import ConfigError, Unavailable
 from footplate.jobs import process_env
 from footplate.jobs.backends.contract import Task
+from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import State
 
 if TYPE_CHECKING:
+    from footplate.jobs.backends.ray.asking import RayProcesses
     from footplate.jobs.backends.ray.attempt import RayAttempt
     from footplate.jobs.package import Snapshot
     from footplate.jobs.spec.resolving import ResolvedJob
@@ -132,6 +136,14 @@ class Ray:
     def begin(self, task: Task) -> RayAttempt:
         """Submit the attempt as soon as the cluster can be reached."""
         return _attempt(task)
+
+    def reach(self, job: Job, processes: Sequence[Process], what: str) -> RayProcesses:
+        """Return the processes, which are asked over the cluster's Jobs API, from any machine that reaches it."""
+        from footplate.jobs.backends.ray.asking import RayProcesses
+        from footplate.jobs.execution import Execution
+
+        address = Execution.from_dict(job.plan).place["address"]
+        return RayProcesses(job.name, address, f"{job.id}-{job.attempt}")
 
 
 def _attempt(task: Task, begun: bool = False) -> RayAttempt:

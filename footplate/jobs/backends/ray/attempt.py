@@ -2,8 +2,8 @@
 
 The attempt is a Ray Job. Its name is the attempt's key. The output of its entry point (`entrypoint.py`) contains
 everything: this module writes the logs from it, and learns how processes end. It always reads the output from the
-    beginning, so a
-supervisor that takes over an attempt learns the same. It doesn't write again what the log files already contain.
+beginning, so a supervisor that takes over an attempt learns the same. It doesn't write again what the log files already
+contain.
 
 `ray.txt` in the attempt's folder is written before the job is submitted, and changed afterwards. So a supervisor knows
 without the cluster if there is an attempt to take over. An attempt that was submitted and that the cluster doesn't know is
@@ -12,7 +12,6 @@ lost.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
@@ -77,6 +76,7 @@ class RayAttempt:
         self._ended: list[Process] = []
         self._logs: dict[str, _Log] = {}
         self._rest = ""
+        self._events = log_protocol.EventReader()
         self._hangs = 0  # events of hangs since the output's beginning
         self._verdict: dict[str, Any] | None = None
         self._give_up_at = float("inf")
@@ -143,7 +143,7 @@ class RayAttempt:
     def _take(self, heard: object) -> None:
         match heard:
             case Restart():
-                self._rest, self._hangs = "", 0
+                self._rest, self._hangs, self._events = "", 0, log_protocol.EventReader()
                 for log_file in self._logs.values():
                     log_file.restart()
             case Output(text):
@@ -161,7 +161,8 @@ class RayAttempt:
     def _line(self, line: str) -> None:
         source, data = log_protocol.decode(line) or (STRAY, f"{line}\n".encode())
         if source == log_protocol.OURS:
-            self._event(json.loads(data))
+            if (event := self._events.take(data)) is not None:
+                self._event(event)
             return
         if source not in self._logs:
             self._logs[source] = _Log(self._folder / f"{source}.log")

@@ -6,6 +6,7 @@ module uses Ray's own client, except for the list of nodes, and connects again a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.error
 import urllib.request
@@ -37,12 +38,14 @@ class Info:
         message: Ray's message.
         code: the exit code of its entry point; None if it has none.
         error: Ray's kind of failure; empty for none.
+        working_dir: the URI of the files that the cluster keeps for it.
     """
 
     status: str
     message: str
     code: int | None = None
     error: str = ""
+    working_dir: str = ""
 
     @property
     def ended(self) -> bool:
@@ -66,7 +69,11 @@ class Client:
                 return None
             raise Away(str(error)) from None
         return Info(
-            str(details.status.value), details.message or "", details.driver_exit_code, details.error_type or ""
+            str(details.status.value),
+            details.message or "",
+            details.driver_exit_code,
+            details.error_type or "",
+            (details.runtime_env or {}).get("working_dir", ""),
         )
 
     def submit(self, arguments: Mapping[str, Any]) -> None:
@@ -87,6 +94,11 @@ class Client:
             self._call("stop_job", key)
         except Refused as error:
             raise Away(str(error)) from None
+
+    def delete(self, key: str) -> None:
+        """Let Ray forget a job that has ended."""
+        with contextlib.suppress(Refused):
+            self._call("delete_job", key)
 
     async def output(self, key: str) -> AsyncIterator[str]:
         """Yield the output of a job's entry point, from its beginning until the job ends, in pieces."""

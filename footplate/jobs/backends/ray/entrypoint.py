@@ -31,7 +31,13 @@ from typing import Any, cast
 from footplate.core.errors import FootplateError
 from footplate.jobs.backends.ray import resources
 from footplate.jobs.backends.ray.log_protocol import encode, event
-from footplate.jobs.backends.ray.replica_actor import Message, ReplicaActor, ReplicaTask
+from footplate.jobs.backends.ray.replica_actor import (
+    QUESTIONS,
+    QUESTIONS_AT_ONCE,
+    Message,
+    ReplicaActor,
+    ReplicaTask,
+)
 from footplate.jobs.cluster_env import processes, replica_ids
 from footplate.jobs.execution import Execution
 from footplate.jobs.supervision.exit_status import End, Orders, Verdict, outcome
@@ -153,7 +159,9 @@ class EntryPoint:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         for number, (replica, bundle) in enumerate(zip(replica_ids(cast("Any", self._execution)), asked, strict=True)):
-            actor = self._ray.remote(ReplicaActor).options(
+            actor = self._ray.remote(concurrency_groups={QUESTIONS: QUESTIONS_AT_ONCE})(ReplicaActor).options(
+                # By this name `question.py` finds it, in the namespace of the attempt.
+                name=f"{replica.role}-{replica.index}",
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
                 resources={name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")},
@@ -328,7 +336,7 @@ def main() -> int:
     task = json.loads(os.environ.pop(VARIABLE))
     told: list[bool] = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(True))
-    ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(namespace=task["key"], log_to_driver=False, logging_level=logging.ERROR)
     entry_point = EntryPoint(ray, task)
     signal.signal(signal.SIGTERM, lambda *_: setattr(entry_point, "told", True))
     if told:

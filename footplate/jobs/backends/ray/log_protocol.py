@@ -3,7 +3,7 @@
     master-0| step 12, loss 0.31            a line of the master
     worker-1+ 42%                           the beginning of a line; its rest follows
     prepare| Collecting einops              output of the package's installation
-    footplate| {"event": "ended", …}        an event
+    footplate| {"event": "ended", …}        an event; a long one has several lines, as output has
 
 Any bytes can be encoded: a backslash escapes bytes that aren't UTF-8, carriage returns, and backslashes. Lines are short,
 since the transport limits their length. Ray's own messages between them have another form.
@@ -38,6 +38,29 @@ def encode(source: str, data: bytes) -> bytes:
 def event(name: str, **values: Any) -> bytes:
     """Encode an event as a line."""
     return encode(OURS, json.dumps({"event": name, **values}).encode() + b"\n")
+
+
+class EventReader:
+    """Puts the pieces of events together. A long event is several lines."""
+
+    def __init__(self) -> None:
+        self._pieces = b""
+
+    def take(self, data: bytes) -> dict[str, Any] | None:
+        """Take a decoded line of `OURS`. Returns the event that ends with it."""
+        self._pieces += data
+        if not data.endswith(b"\n"):
+            return None
+        whole, self._pieces = self._pieces, b""
+        return json.loads(whole)
+
+
+def events_in(output: str) -> list[dict[str, Any]]:
+    """The events of an output so far. A last line without its end isn't read."""
+    reader = EventReader()
+    decoded = [decode(line) for line in output.split("\n")[:-1]]
+    events = [reader.take(line[1]) for line in decoded if line and line[0] == OURS]
+    return [event for event in events if event is not None]
 
 
 def decode(line: str) -> tuple[str, bytes] | None:

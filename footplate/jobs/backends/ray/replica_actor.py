@@ -3,6 +3,7 @@
     entry point ── run(task) ──► install ──► the process, leader of its own process group
                 ── poll(last) ──► new messages, within a second: the answer is also the heartbeat
                 ── send_signal(SIGTERM), send_signal(SIGKILL)
+    question.py ── ask("stacks", …), from another Ray Job of the same user: where the process is, or a profile
                 ── clean() ──► delete what attempts left on the node and what has been unused for a week
 
 `poll` names the last answer that arrived. Messages of an answer that didn't arrive are sent again, so a broken connection
@@ -22,12 +23,13 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from footplate.core.errors import FootplateError
+from footplate.core.errors import ConfigError, FootplateError, Unavailable
 from footplate.launch.hang_files import HANGS_DIR, hang_files
 from footplate.launch.process_lifetime import die_with, kill_group
 
@@ -38,11 +40,19 @@ if TYPE_CHECKING:
 PIECE = 1 << 15
 ANSWER_S = 1.0
 MAX_HANG_CHARACTERS = 200_000
+# The threads for questions. They leave those for the entry point's calls alone.
+QUESTIONS = "questions"
+QUESTIONS_AT_ONCE = 4
+# After the end of its process, a profile that somebody follows has this time to be reported.
+PROFILE_S = 15.0
+# A process that waits for a profile asks for its status several times in this time.
+FOLLOWED_S = 5.0
 # Messages that wait to be fetched.
 _HELD = 16
 # Pieces of output to read after a process has ended. Its children may write for ever.
 _LEFT = 1024
 _TICK_S = 0.25
+_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,21 @@ class Message:
     mistake: bool = False
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question: its value, or an error.
+
+    Attributes:
+        value: the value.
+        error: the text of a ConfigError.
+        unavailable: the error is `Unavailable`.
+    """
+
+    value: Any = None
+    error: str = ""
+    unavailable: bool = False
+
+
 class ReplicaActor:
     """Runs a replica. Each call of a method runs in its own thread."""
 
@@ -95,6 +120,8 @@ class ReplicaActor:
         self._process: subprocess.Popen[bytes] | None = None
         self._told: int | None = None
         self._hangs = 0  # those that were passed on
+        # When a profile that is being made was asked for, on the monotonic clock; None if there is none.
+        self._followed_at: float | None = None
 
     def node_and_addresses(self, ports: int) -> tuple[str, list[str]]:
         """The node's id, and `ports` of its free addresses."""
@@ -128,6 +155,21 @@ class ReplicaActor:
                 kill_group(self._process.pid)
             else:
                 self._process.send_signal(signum)
+
+    def ask(self, question: str, *arguments: Any) -> Answer:
+        """Ask the process, and those below it: `question` is a method of `jobs.questions.ProcessesHere`."""
+        from footplate.jobs.questions import ProcessesHere
+
+        runs = self._process is not None and self._process.poll() is None
+        here = ProcessesHere([self._process.pid] if runs and self._process is not None else [])
+        try:
+            answer = Answer(getattr(here, question)(*arguments))
+        except ConfigError as error:
+            return Answer(error=str(error), unavailable=isinstance(error, Unavailable))
+        if question in ("request_profile", "profile_status"):
+            is_over = question == "profile_status" and answer.value.is_final
+            self._followed_at = None if is_over else time.monotonic()
+        return answer
 
     def clean(self) -> None:
         """Delete what no job needs on the node."""
@@ -205,7 +247,16 @@ class ReplicaActor:
                 if not self._pass_on(pipe):
                     break
         self._pass_on_hangs(Path(variables[HANGS_DIR]))
+        self._await_profile()
         self._messages.put(Message("ended", code=process.returncode))
+
+    def _await_profile(self) -> None:
+        """Wait until somebody who follows a profile knows its end. After the last replica, nobody can ask this actor."""
+        until = time.monotonic() + PROFILE_S
+        while (followed_at := self._followed_at) is not None and time.monotonic() < min(
+            until, followed_at + FOLLOWED_S
+        ):
+            time.sleep(_PAUSE_S)
 
     def _pass_on(self, pipe: io.FileIO) -> bool:
         """Pass on a piece of output. Returns True if there was one."""
@@ -234,8 +285,8 @@ class _Preparing(io.TextIOBase):
 
 def _variables(task: ReplicaTask, installed: Mapping[str, str], address: str) -> dict[str, str]:
     """The environment of the process: allowed variables of the node, the job's variables, and the package's."""
+    from footplate.distributed import network_interface
     from footplate.jobs import process_env
-    from footplate.launch.rendezvous import interface
 
     before = {**process_env.lasting(os.environ), **process_env.credentials(os.environ)}
     variables = {
@@ -245,7 +296,7 @@ def _variables(task: ReplicaTask, installed: Mapping[str, str], address: str) ->
         "PYTHONPATH": os.pathsep.join(filter(None, [installed["PYTHONPATH"], before.get("PYTHONPATH")])),
         **{name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ},
     }
-    network = interface(address)
+    network = network_interface.with_address(address)
     # Otherwise gloo uses the address of the node's name, which other nodes may not reach.
     if network:
         variables.setdefault("GLOO_SOCKET_IFNAME", network)

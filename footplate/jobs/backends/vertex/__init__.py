@@ -23,14 +23,15 @@ So the next attempt needs a supervisor here, and thus a reconcile pass (`jobs da
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from footplate.core.errors import ConfigError
+from footplate.core.errors import ConfigError, Unavailable
 from footplate.core.optional import require
 from footplate.jobs import process_env
 from footplate.jobs.backends.contract import Task
+from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources
 
 if TYPE_CHECKING:
@@ -116,6 +117,17 @@ class Vertex:
     def begin(self, task: Task) -> CustomJob:
         """Begin an attempt, which then creates its CustomJob."""
         return self._attempt(task)
+
+    def reach(self, job: Job, processes: Sequence[Process], what: str) -> NoReturn:
+        """Raise: nobody else can send a message to the processes of a CustomJob.
+
+        Raises:
+            Unavailable: always.
+        """
+        raise Unavailable(
+            f"the processes of {job.name} run on Vertex AI, and can't be asked from here. Ask on the machine of the "
+            f"process, with its id: footplate {what} PID"
+        )
 
     def _attempt(self, task: Task) -> CustomJob:
         from footplate.jobs.backends.vertex.attempt import CustomJob
