@@ -1,4 +1,6 @@
-"""Actions of a run that a profiler records (`Trainer(profiler=…)`), under Lightning's names.
+"""Actions of a run that one of Lightning's profilers records (`Trainer(profiler=…)`), under Lightning's names.
+
+Footplate's own profiler records ranges of steps; see `training/profiler/`.
 
     run_training_epoch                              an epoch
     run_training_batch                              a step of the trainer: forward, backward, optimizer
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from footplate.core.adapters import adapter_of, all_adapters
 from footplate.core.errors import ConfigError
 from footplate.distributed.uneven_loaders import close
+from footplate.training.profiler.settings import Profiler
 
 if TYPE_CHECKING:
     from footplate.training.run import Run
@@ -31,7 +34,14 @@ _END = object()
 
 
 class NoProfiler:
-    """The profiler of a trainer without one, so that a module may call `self.trainer.profiler.profile("…")`."""
+    """The profiler of a trainer without one, so that a module may call `self.trainer.profiler.profile("…")`.
+
+    Args:
+        final: no step is profiled, not even by `footplate run --profile`. For trainings that aren't the user's own.
+    """
+
+    def __init__(self, final: bool = False) -> None:
+        self.final = final
 
     def profile(self, action_name: str) -> contextlib.AbstractContextManager[Any]:
         """Return a context that records nothing."""
@@ -47,11 +57,16 @@ def make_profiler(argument: Any) -> Any:
     """
     if argument is None:
         return NoProfiler()
+    if isinstance(argument, (NoProfiler, Profiler)):
+        return argument
     if isinstance(argument, str):
         makers = {name: adapter for adapter in all_adapters() for name in adapter.profilers}
+        if argument.lower() == "torch":
+            return Profiler()
         adapter = makers.get(argument.lower())
         if adapter is None:
-            raise ConfigError(f'profiler="{argument}": expected one of {", ".join(makers)}, or a profiler object.')
+            names = ", ".join(["torch", *makers])
+            raise ConfigError(f'profiler="{argument}": expected one of {names}, or a profiler object.')
         return adapter.make_profiler(argument.lower())
     if isinstance(argument, type) or not all(callable(getattr(argument, name, None)) for name in ("start", "stop")):
         raise ConfigError(f"profiler={argument!r}: expected an object with start(action) and stop(action), or a name.")
@@ -59,8 +74,8 @@ def make_profiler(argument: Any) -> Any:
 
 
 def recorder(profiler: Any) -> Profile | None:
-    """Return the context in which a profiler records an action. None without a profiler."""
-    if isinstance(profiler, NoProfiler):
+    """Return the context in which a profiler records an action. None without a profiler that records actions."""
+    if isinstance(profiler, (NoProfiler, Profiler)):
         return None
     own = getattr(profiler, "profile", None)
     return own if own is not None else functools.partial(_recording, profiler)
@@ -79,7 +94,7 @@ def _recording(profiler: Any, action: str) -> Iterator[None]:
 def profiling(run: Run, stage: str) -> Iterator[None]:
     """Set up a profiler for a call of the trainer, and print its report at the end."""
     profiler = run.profiler
-    if isinstance(profiler, NoProfiler):
+    if recorder(profiler) is None:
         yield
         return
     if (adapter := adapter_of(profiler)) is not None:
