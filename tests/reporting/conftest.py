@@ -1,0 +1,3 @@
+"""Fixtures of the tests of reports."""
+
+from browsing import browser as browser
