@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from footplate.callbacks.trainer_view import TrainerView
 
+RECORD = "alerts.jsonl"  # in the run's directory: the messages of all attempts
 CLOSE_TIMEOUT_S = 15.0
 AGAIN_AFTER_S = 3600.0
 WATCHES_PER_LIMIT = 4
@@ -152,7 +153,8 @@ class Alert(Callback):
             if isinstance(channel, (Webhook, Email)):
                 channel.check()
         self._begin_anew()
-        self._sender = Sender(self._channels)
+        record = None if trainer.fast_dev_run else Path(trainer.default_root_dir) / RECORD
+        self._sender = Sender(self._channels, record)
 
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         stuck = [rule for rule in self._rules if rule.kind == "stuck"]

@@ -18,11 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from footplate.core.errors import ConfigError
 from footplate.core.threads import join
+from footplate.tracking.file_moves import append_whole
 
 if TYPE_CHECKING:
     from smtplib import SMTP
@@ -230,10 +232,16 @@ Channel = Webhook | Email | Callable[[AlertMessage], Any]
 
 
 class Sender:
-    """A thread that sends messages to channels, each at most `MOST_ATTEMPTS` times."""
+    """A thread that sends messages to channels, each at most `MOST_ATTEMPTS` times.
 
-    def __init__(self, channels: Sequence[Channel]) -> None:
+    Args:
+        channels: the channels.
+        record: a file to which each message is appended, as a line of JSON; None for no file.
+    """
+
+    def __init__(self, channels: Sequence[Channel], record: Path | None = None) -> None:
         self._channels = channels
+        self._record = record
         self._messages: queue.Queue[AlertMessage | None] = queue.Queue(MOST_WAITING)
         self._deadline_s = float("inf")
         self._thread = threading.Thread(target=self._run, name="footplate-alerts", daemon=True)
@@ -261,8 +269,18 @@ class Sender:
             message = self._messages.get()
             if message is None:
                 return
+            self._write_down(message)
             for channel in self._channels:
                 self._send(channel, message)
+
+    def _write_down(self, message: AlertMessage) -> None:
+        if self._record is None:
+            return
+        try:
+            self._record.parent.mkdir(parents=True, exist_ok=True)
+            append_whole(self._record, json.dumps(asdict(message)).encode() + b"\n")
+        except OSError as error:
+            log.warning("The alert %r can't be written to %s: %s", message.rule, self._record, error)
 
     def _send(self, channel: Channel, message: AlertMessage) -> None:
         pause_s = FIRST_PAUSE_S

@@ -34,8 +34,7 @@ class DataWaitMonitor(Callback):
         self._batches = -1
 
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
-        trainer.data_wait_s = 0.0
-        self._waited, self._batches, self._since = 0.0, trainer.progress.batches, time.perf_counter()
+        self._waited, self._batches, self._since = trainer.data_wait_s, trainer.progress.batches, time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: TrainerView, pl_module: Module, outputs: Any, batch: Any, batch_idx: int
@@ -54,6 +53,6 @@ class DataWaitMonitor(Callback):
         self._since += time.perf_counter() - self._paused
 
     def _log(self, trainer: TrainerView) -> None:
-        now, waited = time.perf_counter(), trainer.data_wait_s or 0.0
+        now, waited = time.perf_counter(), trainer.data_wait_s
         trainer.log_now({"data_wait": (waited - self._waited) / max(now - self._since, 1e-9)})
         self._since, self._waited, self._batches = now, waited, trainer.progress.batches

@@ -69,7 +69,6 @@ class Pitfalls(Callback):
 
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._first = trainer.world.rank == 0
-        trainer.data_wait_s = trainer.data_wait_s or 0.0
         weight_readers = [
             reader
             for name in ("on_train_batch_start", "on_train_batch_end")
@@ -91,7 +90,7 @@ class Pitfalls(Callback):
             self._warn(pitfalls.tiny_batches(batch_rows(batch), len(trainer.device_ids)))
             self._warn(_small_products(trainer, self._unit))
         if self._measures:
-            self._measure_wait(trainer.data_wait_s or 0.0)
+            self._measure_wait(trainer.data_wait_s)
 
     def on_validation_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._paused_at = time.perf_counter()

@@ -33,7 +33,6 @@ class TrainerView(Protocol):
     should_stop: Any  # bool
     max_epochs: Any  # int; -1 for no limit; None before `fit`
     accumulate_grad_batches: Any  # int
-    data_wait_s: Any  # float; None if nothing measures it
 
     # Devices and processes
 
@@ -58,6 +57,8 @@ class TrainerView(Protocol):
     def callbacks(self) -> list[Any]: ...
     @property
     def recorders(self) -> list[Any]: ...
+    @property
+    def data_wait_s(self) -> float: ...
     @property
     def hooks(self) -> Hooks: ...
     @property

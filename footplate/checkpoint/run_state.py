@@ -134,8 +134,11 @@ class RunState:
         }
         return state
 
-    def _collected(self, logged: dict[str, Any]) -> dict[str, Any]:
+    def _collected(self, logged: dict[str, Any] | list[Any]) -> dict[str, Any]:
         """The states of torchmetrics objects, except for logged objects: their states are in `metrics`."""
+        # Logical ranks log no torchmetrics objects.
+        if isinstance(logged, list):
+            return {}
         states = states_of(self.module) if self.collected is None else self.collected
         logged_paths = {entry["metric"] for entry in logged.values()}
         return {path: state for path, state in states.items() if path not in logged_paths}

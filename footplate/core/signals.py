@@ -2,7 +2,7 @@
 
 After SIGTERM (a preempted machine, a scheduler) or the first SIGINT (Ctrl-C), the loop finishes the step and saves. Then it
 exits with 143, or raises KeyboardInterrupt. A second SIGINT stops at once. A cloud's preemption notice
-(`training/preemption.py`) counts as SIGTERM.
+(`training/preemption`) counts as SIGTERM.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import numpy as np
 from footplate.core.errors import CheckpointError, ConfigError, DataError
 from footplate.data.order.plan import Epoch, Order
 from footplate.data.order.stream_sizes import choose_streams, choose_window_rows
+from footplate.data.pipeline.batch_builder import Busy
 from footplate.data.pipeline.batch_pipeline import BatchPipeline
 from footplate.data.pipeline.batch_spec import make_batch_spec
 from footplate.data.pipeline.decoded_cache import CachedImages, DecodedCache
@@ -109,6 +110,7 @@ class Loader:
         self.drop_last = drop_last
         self.pin_memory = pin_memory
         self.skipped = 0
+        self.busy = Busy()
         self._world = world
         self._num_threads = None if num_threads == "auto" else _check_count("num_threads", num_threads)
         self._prefetch = None if prefetch == "auto" else _check_count("prefetch", prefetch)
@@ -162,6 +164,21 @@ class Loader:
         return self._spec.read.ragged
 
     @property
+    def threads(self) -> int:
+        """How many threads decode and transform rows."""
+        return max(self._num_threads or _cores(self.world), self._num_workers)
+
+    @property
+    def decodes(self) -> list[str]:
+        """The image columns that it decodes, in the first epoch at least."""
+        return list(self._spec.formats)
+
+    @property
+    def transforms(self) -> bool:
+        """True if rows go through a `transform`."""
+        return self._spec.transform is not None
+
+    @property
     def content(self) -> str:
         """Text that must be the same on every rank. Each node may have copies of the files."""
         table = self.table
@@ -193,11 +210,21 @@ class Loader:
         world, epoch = self.world, self._plan(self._epoch)
         batches = epoch.num_batches(world.size)
         start = min(self._batch, batches)
-        threads = max(self._num_threads or _cores(world), self._num_workers)
+        threads = self.threads
         prefetch, caches, workers = self._choose_prefetch(threads), self._open_caches(), self._open_workers()
 
         pipeline = BatchPipeline(
-            self.table, self._spec, epoch, start, world, threads, prefetch, caches, workers, bool(self.pin_memory)
+            self.table,
+            self._spec,
+            epoch,
+            start,
+            world,
+            threads,
+            prefetch,
+            caches,
+            workers,
+            bool(self.pin_memory),
+            self.busy,
         )
 
         # Closing the iterator early, or an error, ends the pipeline's threads too.
@@ -220,6 +247,7 @@ class Loader:
         """Return a loader of the same batches with a position of its own, before the first batch of epoch 0."""
         other = copy.copy(self)
         other._epoch, other._batch, other._restored = 0, 0, False
+        other.busy = Busy()
         return other
 
     def rank_rows(self, batch: int) -> int:

@@ -169,6 +169,11 @@ def _check_trainer(trainer: Trainer, ranks: int | None, debug: bool) -> None:
             f'accelerator="{trainer.accelerator.name}": a step can\'t be replayed there, since its gradients exist only '
             "inside the compiled program. `footplate rows` names its rows."
         )
+    if trainer.config.logical_ranks is not None:
+        raise ConfigError(
+            f"logical_ranks={trainer.config.logical_ranks}: a step of logical ranks can't be replayed, since a "
+            "process makes several batches in it. `footplate rows` names its rows."
+        )
     if ranks is not None and ranks != asked:
         raise ConfigError(
             f"The step was made by {ranks} ranks, and this trainer has {asked}, so the sums would be rounded "

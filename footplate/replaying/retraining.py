@@ -23,6 +23,7 @@ from footplate.data.sources.delta_versions import pinned
 from footplate.replaying.recorded_run import Saved
 from footplate.tracking.silent import Silent
 from footplate.training.argument_checks import as_list
+from footplate.training.profiling import NoProfiler
 from footplate.training.trainer import Trainer
 
 # Rebuilds a run of `footplate fit` from its directory. The command line is a layer above this one.
@@ -99,7 +100,8 @@ class Program:
             "logger": Silent(),
             "seed": seed,
             "enable_model_summary": False,
-            "profiler": None,
+            "enable_monitor": False,
+            "profiler": NoProfiler(final=True),
             "max_time": None,
             "max_restarts": 0,
             "max_host_restarts": 0,

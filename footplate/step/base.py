@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import Hooks
+from footplate.core.time_split import TimeSplit
 from footplate.distributed.base import Strategy
 from footplate.distributed.group import ALONE, Group
 from footplate.hardware.transfer import to_device
@@ -51,6 +52,7 @@ class StepSpec:
         record: called with (batch, name, value, other arguments) for each value of `self.log`, by steps that don't run
             the module's code each time.
         rates_ahead: takes the number of steps, and returns the learning rates of each group for the next steps.
+        times: what time counts as. A step may let parts of its time count as something else than "step".
     """
 
     module: Any
@@ -72,6 +74,7 @@ class StepSpec:
     sharded: bool = False
     record: Callable[[Any, str, Any, Mapping[str, Any]], None] = lambda batch, name, value, options: None
     rates_ahead: Callable[[int], list[list[float]]] = lambda count: []
+    times: TimeSplit = field(default_factory=lambda: TimeSplit("step"))
 
 
 class Step(ABC):
@@ -80,9 +83,11 @@ class Step(ABC):
     Attributes:
         chunk_size: the number of batches that `train` takes at once.
         changing: gradients, weights or optimizers may have changed since the batch began.
+        outputs: with logical ranks, the detached outputs of the last batch, one for each logical rank of this process.
     """
 
     chunk_size: int = 1
+    outputs: Sequence[Any] = ()
     changing: bool = False
 
     def __init__(self, spec: StepSpec) -> None:
@@ -148,6 +153,10 @@ class Step(ABC):
             stage: "training", "validation", "test" or "predict".
         """
         return functools.partial(to_device, device=self.spec.device)
+
+    def flops(self) -> float | None:
+        """Return the floating-point operations of a batch, on all devices of all ranks. None if the step doesn't know."""
+        return None
 
     def idle(self) -> bool:
         """Return True if the device has finished its work."""

@@ -93,7 +93,8 @@ class EagerStep(Phases, Step):
             or self._distributed or self._copies
         )  # fmt: skip
         self._can_be_bare = self.optimizer is not None and not between
-        self.bare = self._can_be_bare and self._window.single
+        self.shows_phases = False
+        self._choose_bare()
 
     # What the trainer calls
 
@@ -137,11 +138,15 @@ class EagerStep(Phases, Step):
         if batches != self.spec.accumulate_grad_batches:
             self.spec = dataclasses.replace(self.spec, accumulate_grad_batches=batches)
             self._window.set_batches(batches)
-            self.bare = self._can_be_bare and self._window.single
+            self._choose_bare()
 
-    def show_phases(self) -> None:
-        """Call every phase by its method, so that a profiler can replace the methods."""
-        self._can_be_bare = self.bare = False
+    def show_phases(self, show: bool = True) -> None:
+        """Call every phase by its method, so that a profiler can replace the methods; or as before with `show=False`."""
+        self.shows_phases = show
+        self._choose_bare()
+
+    def _choose_bare(self) -> None:
+        self.bare = self._can_be_bare and self._window.single and not self.shows_phases
 
     def begin_epoch(self) -> None:
         # A strategy of several ranks wraps the module for the parameters that learn, which may have changed.

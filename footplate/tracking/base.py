@@ -31,8 +31,13 @@ Status = Literal["success", "failed", "interrupted"]
 
 
 class Logger:
-    """Base class: every method does nothing. A logger overrides the methods for what it records."""
+    """Base class: every method does nothing. A logger overrides the methods for what it records.
 
+    Class attributes:
+        logs_times: the record takes the monitor's times, too. They differ between two runs whose metrics are the same.
+    """
+
+    logs_times: bool = True
     name: str = "logger"
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:

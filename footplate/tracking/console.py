@@ -35,6 +35,7 @@ class Console(Logger):
     """
 
     name = "console"
+    logs_times = False
 
     def __init__(self, interval_s: float = 10.0, stderr: bool = False) -> None:
         if not interval_s >= 0:

@@ -100,6 +100,7 @@ class CSV(FileLogger):
     """
 
     name = "csv"
+    logs_times = False
     title = "CSV"
     file_name = "metrics.csv"
     hparams_name = "hparams.json"

@@ -2,7 +2,7 @@
 
     begin   the module gets its trainer  →  the ranks meet  →  callbacks, settings compared
     end     after an exception: the run is saved if possible, `on_exception`, a plain error for some common exceptions
-            always: worker processes, weights on other devices, the writing thread, loggers, `teardown`
+            always: worker processes, weights on other devices, checkpoints, profiles, loggers, `teardown`
 
 A call closes here what it has opened, so that the next call of the trainer starts clean.
 """
@@ -80,6 +80,9 @@ def _fail(run: Run, error: BaseException) -> None:
 
 
 def _end(run: Run, status: Status) -> None:
+    run.monitor.close(run, "finished" if status == "success" else status)
+    if run.logical is not None:
+        run.logical.give_threads_back()
     run.training_in_progress = run.sanity_checking = False
     run.make_loaders = run.found_loaders = None
     run.end_workers()
@@ -88,8 +91,13 @@ def _end(run: Run, status: Status) -> None:
         run.step.release()
     if status != "success":
         run.writer.make_haste()
-    with contextlib.nullcontext() if status == "success" else contextlib.suppress(CheckpointError):
-        run.writer.close()
+    try:
+        with contextlib.nullcontext() if status == "success" else contextlib.suppress(CheckpointError):
+            run.writer.close()
+    finally:
+        # A machine that is being taken away gives time for the checkpoint first.
+        if hasattr(run, "profiles"):
+            run.profiles.close()
     for logger in run.recorders:
         logger.finalize(status)
     run.hooks.call("teardown", stage=TrainerFn(str(run.stage)))

@@ -62,6 +62,8 @@ class TrainerConfig:
         strategy: how several processes train one model. "auto" or "ddp": each holds the whole model. "fsdp": each holds a
             part. "ddp_find_unused_parameters_true": as "ddp", for models whose steps use only some parameters.
             "replicas": one process, with a thread for each device.
+        logical_ranks: cut each global batch into this number of shares, whatever the number of processes, so that training
+            gives the same bits on any number up to it. See docs/guide/logical-ranks.md. Default: a share for each process.
         precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true" or "64-true", if the accelerator
             supports it.
         logger: a logger or several. True or None: `CSV`. False: none.
@@ -89,6 +91,7 @@ class TrainerConfig:
         enable_checkpointing: save after each epoch or validation if no `ModelCheckpoint` is among the callbacks.
         enable_progress_bar: show a bar in a terminal, and a line from time to time elsewhere.
         enable_model_summary: show the layers before training.
+        enable_monitor: measure where the time of a training goes, and give advice at its end; see docs/guide/monitor.md.
         accumulate_grad_batches: sum the gradients of this number of batches before an optimizer step.
         gradient_clip_val: clip gradients to this norm, or to this value.
         gradient_clip_algorithm: "norm" (default) or "value".
@@ -100,8 +103,9 @@ class TrainerConfig:
         reload_dataloaders_every_n_epochs: ask the module or data module for its loaders again in each n-th epoch; 0 never
             does. A loader may depend on `trainer.current_epoch`, the global generators and what it reads, and on nothing
             else, so that a resumed run makes the same loader.
-        profiler: "simple", "advanced", "pytorch" or "xla", for Lightning's profiler of that name; or an object with
-            `start(action)` and `stop(action)`.
+        profiler: "torch" records steps 10 to 19 with torch.profiler, or with JAX's profiler on XLA; `Profiler("100:110")`
+            records other steps. "simple", "advanced", "pytorch" or "xla": Lightning's profiler of that name. Or an object
+            with `start(action)` and `stop(action)`.
         max_restarts: with several devices: how often to restart failed processes, from the newest checkpoint.
         max_host_restarts: the same for lost machines and for agents that fail.
         min_devices: with several devices: go on with as few as this if some fail for good. Global batches keep their
@@ -129,6 +133,7 @@ class TrainerConfig:
     devices: Devices = argument("auto")
     num_nodes: int = argument(1, count(at_least=1))
     strategy: str = argument("auto")
+    logical_ranks: int | None = argument(None, count(at_least=1, or_none=True), same_on_all_ranks=True)
     precision: str | int | None = argument(None)
     logger: Logger | Iterable[Logger] | bool | None = argument(None)
     callbacks: Callback | list[Callback] | None = argument(None)
@@ -152,6 +157,7 @@ class TrainerConfig:
     enable_checkpointing: bool = argument(True)
     enable_progress_bar: bool = argument(True)
     enable_model_summary: bool = argument(True)
+    enable_monitor: bool = argument(True, argument_checks.check_flag, same_on_all_ranks=True)
     accumulate_grad_batches: int = argument(1, count(at_least=1), same_on_all_ranks=True)
     gradient_clip_val: float | None = argument(None, argument_checks.check_clip_val, same_on_all_ranks=True)
     gradient_clip_algorithm: Literal["norm", "value"] | None = argument(

@@ -16,17 +16,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from footplate.core import rng
 from footplate.core.hooks import overrides
 from footplate.core.stacks import answering
 from footplate.data.adapters.evaluation import tell_samplers
+from footplate.data.adapters.logical_loader import LogicalBatch, LogicalLoader
 from footplate.data.adapters.rank_shares import even, weigher
+from footplate.distributed.leaf_buffers import OwnBuffers
 from footplate.distributed.uneven_loaders import close, together
 from footplate.training.loaders import LOADERS
+from footplate.training.logical import EVALUATION
 from footplate.training.metrics import MetricLog, Values
 from footplate.training.prefetching import batches_of, read_ahead
 from footplate.training.profiling import profiled_batches, recorder
@@ -54,7 +58,7 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
     """
     name = HOOKS[stage]
     module, hooks, step = run.module, run.hooks, run.step
-    log = MetricLog(module, by_step=False, group=run.group)
+    log = run.new_metrics(by_step=False)
     profile = recorder(run.profiler)
     agreement, lockstep = run.agreement, run.parallel.lockstep
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
@@ -67,6 +71,7 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
         hooks.call(f"on_{name}_start")
         hooks.call(f"on_{name}_epoch_start")
         step.gather(name)
+        buffers = None if run.logical is None else OwnBuffers(module, len(run.logical.own))
 
         for index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
             several = index if len(loaders) > 1 else None
@@ -78,7 +83,7 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
             check_order(run, loader)
 
             batches = batches_of(loader, ahead, limit)
-            weight, alike = weigher(loader, run.world), lockstep or even(loader)
+            weight, alike = _weight(run, loader), lockstep or even(loader)
 
             # In lockstep, the ranks end together, when the first of them has no batch left.
             if lockstep and not even(loader):
@@ -93,19 +98,20 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
 
             taken = batches if limit == float("inf") else itertools.islice(batches, int(limit))
             for batch_idx, batch in enumerate(taken):
-                if transfer is not None:
-                    batch = transfer(batch, index)
-                if weight is not None and weight(batch_idx) == 0.0:
-                    if lockstep:
-                        with counting_nothing(module, log):
-                            step.evaluate(name, batch, batch_idx, several)
-                else:
-                    log.batch = batch
+                for share in _shares(run, batch, batch_idx, index, buffers):
+                    if transfer is not None:
+                        share = transfer(share, index)
+                    if weight is not None and weight(batch_idx) == 0.0:
+                        if lockstep:
+                            with counting_nothing(module, log):
+                                step.evaluate(name, share, batch_idx, several)
+                        continue
+                    log.batch = share
                     for hook in batch_start:
-                        hook(batch, batch_idx, *positions)
-                    output = step.evaluate(name, batch, batch_idx, several)
+                        hook(share, batch_idx, *positions)
+                    output = step.evaluate(name, share, batch_idx, several)
                     for hook in batch_end:
-                        hook(output, batch, batch_idx, *positions)
+                        hook(output, share, batch_idx, *positions)
                     if sink is not None:
                         sink(output, batch_idx, index)
 
@@ -119,6 +125,10 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
                     end_on_signal(run)
             close(batches)
 
+        if buffers is not None:
+            # Those of logical rank 0 stay.
+            buffers.enter(0)
+            run.parallel.sync_buffers(module)
         agreement.settle()
         if agreement.interrupted:
             end_on_signal(run)
@@ -134,6 +144,30 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
             hook()
         log.reset_metrics()
     return values
+
+
+def _weight(run: Run, loader: Any) -> Callable[[int], float] | None:
+    """Return the function from a batch's index to the weight of this rank's share, or of the running logical rank's."""
+    logical = run.logical
+    if logical is None or not isinstance(loader, LogicalLoader):
+        return weigher(loader, run.world)
+    return lambda batch_idx: loader.weight(logical.position or 0, batch_idx)
+
+
+def _shares(run: Run, batch: Any, batch_idx: int, loader_idx: int, buffers: OwnBuffers | None) -> Iterator[Any]:
+    """Yield the batch of each logical rank of this process, while this rank draws and logs; or the only batch."""
+    logical, log = run.logical, run.metrics
+    if logical is None or buffers is None or not isinstance(batch, LogicalBatch):
+        yield batch
+        return
+    number = rng.mix(run.progress.batches, loader_idx, batch_idx)
+    for position, share in enumerate(batch):
+        logical.enter(run, position, EVALUATION, number)
+        log.enter(position)
+        buffers.enter(position)
+        yield share
+    logical.enter(run, None, EVALUATION, number)
+    log.enter(None)
 
 
 def by_loader(values: Values, loaders: int) -> list[dict[str, float]]:

@@ -22,6 +22,7 @@ from footplate.training.evaluation import by_loader, evaluate
 from footplate.training.fitting import settings_to_log
 from footplate.training.loaders import LOADERS, check_evaluated, evaluation_loaders, no_data
 from footplate.training.lock import only_writer
+from footplate.training.logical_checks import check_module
 from footplate.training.rank_checks import check_data, read_alike
 from footplate.training.resuming import call_load_hooks, find_on_all, or_best
 from footplate.training.step_setup import build_step, prepare_module
@@ -108,6 +109,9 @@ def _prepare(run: Run, dataloaders: Any, ckpt_path: str | Place | None, is_new: 
     """Return the loaders of an evaluation and the number of batches of each. Set up the run's module and step."""
     stage = str(run.stage)
     call_setup(run)
+    if run.logical is not None:
+        check_module(run)
+        run.logical.use_threads(run, None)
     path = find_on_all(run, or_best(run, ckpt_path, is_new))
     check_evaluated(run, stage, dataloaders)
     state = None if path is None else read_alike(run, path, checkpoint.load)

@@ -24,8 +24,10 @@ from footplate.step.optimizers import configure
 from footplate.training.argument_checks import validation_interval
 from footplate.training.call_scope import call_setup
 from footplate.training.loaders import asks_hooks, evaluation_loaders, training_loader
+from footplate.training.logical import check_resumed
+from footplate.training.logical_checks import check_module
 from footplate.training.loop import TrainingLoop
-from footplate.training.metrics import MetricLog
+from footplate.training.profiler.step_profiles import StepProfiles
 from footplate.training.profiling import recorder
 from footplate.training.rank_checks import check_data, check_optimizers, read_alike, warn_of_own_disks
 from footplate.training.reloading import check_same_ranks, making_loaders, resumed_epoch
@@ -41,6 +43,8 @@ log = logging.getLogger(__name__)
 
 def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str | Path | None) -> None:
     """Train; see `Trainer.fit`."""
+    if run.logical is not None:
+        run.logical.enter(run, None)
     call_setup(run)
     if not run.config.fast_dev_run:
         warn_of_own_disks(run)
@@ -52,8 +56,18 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     position = None
     if loaded is not None:
         run.seed = loaded.get("seed", run.seed)
-        loaded = part_of(loaded, run.world, lambda path: run.module.get_submodule(path)._reductions)
+        check_resumed(run.config.logical_ranks, loaded, str(path))
+        if run.logical is None:
+            loaded = part_of(loaded, run.world, lambda path: run.module.get_submodule(path)._reductions)
+        else:
+            loaded = run.logical.part_of(loaded)
         position = loaded["loader"] if {"global_batch_size", "parts"} & loaded.get("loader", {}).keys() else None
+
+    if run.logical is not None:
+        check_module(run)
+        run.logical.use_threads(run, loaded)
+        # The seed may be that of the checkpoint.
+        run.logical.enter(run, None)
 
     # Loaders that exist already are checked before anything begins. Hooks are asked for theirs after on_fit_start.
     run.parallel.check(run.module)
@@ -92,6 +106,7 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     resumed, loaded = loaded is not None, None
 
     # Train.
+    run.profiles = StepProfiles(run)
     loop = run.loop = TrainingLoop(run, loader, val_loaders)
     if hooked:
         loop.make_loaders = functools.partial(_later_loaders, run, make)
@@ -110,24 +125,28 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
 def _train(run: Run, loop: TrainingLoop) -> None:
     run.training_in_progress = True
     run.metrics.by_step = False
+    run.monitor.begin(run)
     run.hooks.call("on_train_start")
     run.agreement.settle()
     record = recorder(run.profiler) or contextlib.nullcontext
-    while not loop.finished():
-        with record("run_training_epoch"):
-            loop.epoch()
+    with run.profiles.while_training():
+        while not loop.finished():
+            with record("run_training_epoch"):
+                loop.epoch()
     # Save before a callback sets averaged weights.
     save_before_end(run)
     run.step.fetch_weights(may_change=True)
     run.hooks.call("on_train_end")
-    wait_for_save(run)
+    with run.monitor.times.during("checkpoint"):
+        wait_for_save(run)
+    run.monitor.end(run)
     # From now on, every rank finds the checkpoints of rank 0.
     run.group.barrier()
 
 
 def _begin_state(run: Run) -> None:
     """Begin a fresh run state. Optimizers, step and loader are added when they are ready."""
-    run.metrics = run.training_metrics = MetricLog(run.module, by_step=True, group=run.group)
+    run.metrics = run.training_metrics = run.new_metrics(by_step=True)
     run.state = RunState(
         module=run.module,
         seed=run.seed,

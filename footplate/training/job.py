@@ -26,6 +26,11 @@ def next_fit() -> str | None:
     return None if job is None else f"{job}/{next(_fits)}"
 
 
+def identity() -> str | None:
+    """Return the job's id, which no other job has, not even a later one of the same name. None outside a job."""
+    return os.environ.get("FOOTPLATE_JOB_ID") or None
+
+
 def begun_again() -> bool:
     """Return True in a later attempt of a job."""
     return "FOOTPLATE_JOB_ID" in os.environ and int(os.environ.get("FOOTPLATE_JOB_ATTEMPT", 1)) > 1

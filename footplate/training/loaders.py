@@ -15,6 +15,7 @@ from footplate.core.hooks import overrides
 from footplate.data.adapters.adapt import adapt
 from footplate.data.adapters.combined import leaves_of, loaders_of
 from footplate.data.adapters.evaluation import apart_from_training, share_out
+from footplate.data.adapters.logical_loader import logical_loader
 from footplate.data.adapters.rank_shares import even
 from footplate.data.adapters.workers import pin_for
 from footplate.distributed.uneven_loaders import shortest
@@ -77,9 +78,12 @@ def training_loader(run: Run, argument: Any, limit: Any, saved: dict[str, Any] |
     overfit = run.config.overfit_batches
     for leaf in leaves_of(user_loader):
         pin_for(leaf, run.device)
-    loader = adapt(user_loader, run.seed, not overfit, run.world, run.config.use_distributed_sampler)
+    if run.logical is not None:
+        loader = logical_loader(user_loader, run.seed, run.logical.worlds, not overfit)
+    else:
+        loader = adapt(user_loader, run.seed, not overfit, run.world, run.config.use_distributed_sampler)
     run.read_from("train", [loader])
-    if saved is None and run.ranks_meant > run.world.size:
+    if saved is None and run.logical is None and run.ranks_meant > run.world.size:
         saved = as_meant(loader.state_dict(), run.ranks_meant, run.world.size)
     if saved is not None:
         loader.load_state_dict(saved)
@@ -134,7 +138,10 @@ def evaluation_loaders(run: Run, stage: str, argument: Any, limit: Any) -> tuple
         pin_for(leaf, run.device)
     training, shared = run.dataloaders.get("train"), run.config.use_distributed_sampler
     separate = [apart_from_training(loader, training) for loader in loaders_of(user_loaders)]
-    loaders = [share_out(loader, run.seed, run.world, shared) for loader in separate]
+    if run.logical is not None and stage != "predict":
+        loaders = [logical_loader(loader, run.seed, run.logical.worlds) for loader in separate]
+    else:
+        loaders = [share_out(loader, run.seed, run.world, shared) for loader in separate]
     run.read_from(name, loaders)
     totals = [count_batches(loader) for loader in loaders]
     if run.parallel.lockstep and run.group.is_distributed:

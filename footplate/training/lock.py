@@ -83,6 +83,23 @@ def check(directory: Path) -> None:
             )
 
 
+def is_held(directory: Path) -> bool | None:
+    """Return True if a process holds a directory, False if a process has left its lock behind, None without a lock."""
+    try:
+        file = os.open(directory / NAME, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        if fcntl is None:
+            return None
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(file)
+    return False
+
+
 def _locked(directory: Path, patience_s: float) -> int:
     """Lock the directory. Return the descriptor of its lock."""
     deadline = time.monotonic() + patience_s

@@ -36,7 +36,7 @@ from footplate.training.lr_schedulers import step_schedulers
 from footplate.training.metrics import MetricLog
 from footplate.training.monitor_check import check_monitors
 from footplate.training.multi_step import chunks, next_chunk, seeded, varying
-from footplate.training.prefetching import batches_of, read_ahead, timed
+from footplate.training.prefetching import batches_of, read_ahead
 from footplate.training.profiling import profiled_batches, recorder
 from footplate.training.rank_checks import check_order
 from footplate.training.reloading import made_at, making_loaders
@@ -86,7 +86,9 @@ class TrainingLoop:
         self.loader, self.val_loaders = loader, val_loaders
         self._ahead = read_ahead(run, loader, "training")
         self.source = loader if self._ahead is None else self._ahead
-        self.weight = weigher(loader, run.world)
+        self.weight = (
+            weigher(loader, run.world) if run.logical is None else functools.partial(_logical_weight, run, loader)
+        )
         self._val_every = run.val_check_batches
         self._made_at = made_at(run.progress.epoch, run.config.reload_dataloaders_every_n_epochs)
 
@@ -107,6 +109,7 @@ class TrainingLoop:
         run, loader, ahead = self.run, self.loader, self._ahead
         progress, metrics, step = run.progress, run.metrics, run.step
         total, transfer = run.num_training_batches, run.transfer(moved=ahead is not None)
+        logical = run.logical
         seed_step = rng.step_seeder(rng.mix(run.seed, run.world.rank), run.device)
         self._begin_epoch()
 
@@ -115,20 +118,30 @@ class TrainingLoop:
         if not ended:
             check_order(run, loader)
         batches = iter(()) if ended else batches_of(loader, ahead, total - progress.batch_idx)
-        if run.data_wait_s is not None:
-            batches = timed(batches, run)
         profile = recorder(run.profiler)
         if profile is not None:
             batches = profiled_batches(batches, profile, "[_TrainingEpochLoop].train_dataloader_next")
         if self._several and not even(loader):
             batches = together(batches, run.group, "training")
 
+        profiles = run.profiles
+        if progress.global_step >= profiles.due:
+            profiles.at_boundary()
         size = step.chunk_size
+        monitor, times = run.monitor, run.monitor.times
+        is_idle = step.idle if run.device.type == "cuda" or run.accelerator.owns_weights else None
+        times.switch("input")
         for chunk in chunks(batches, 1) if size == 1 else varying(batches, functools.partial(next_chunk, self, size)):
+            if is_idle is not None and not is_idle():
+                # The host is ahead of the device, which hasn't waited.
+                times.cause = "step"
+            times.switch("transfer")
             # Transfer hooks may draw random numbers, so each batch goes through them under its own seed.
             first = progress.batch_idx
             seed_step(progress.batches)
-            if transfer is not None and len(chunk) == 1:
+            if logical is not None:
+                chunk = [logical.transferred(run, chunk[0], transfer)]
+            elif transfer is not None and len(chunk) == 1:
                 chunk = [transfer(chunk[0], 0)]
             elif transfer is not None:
                 chunk = [
@@ -136,26 +149,41 @@ class TrainingLoop:
                 ]
                 seed_step(progress.batches)
 
+            if self._batch_start:
+                times.switch("callbacks")
             metrics.begin_batch(chunk[0])
-            if self.weight is not None:
+            # Hooks between two steps get the batch of this process's first logical rank.
+            shown = chunk if logical is None else [chunk[0][0]]
+            if self.weight is not None and logical is None:
                 metrics.counts = self.weight(first) != 0.0
-            if self._batch_start and self._skips_epoch(chunk, first):
+            if self._batch_start and self._skips_epoch(shown, first):
                 complete = True
                 break
             steps_before = progress.global_step
             run.in_step = True
-            outputs = step.train(chunk, first, first + len(chunk) >= total, progress.epoch)
+            times.switch("step")
+            if times.since < monitor.look_at:
+                outputs = step.train(chunk, first, first + len(chunk) >= total, progress.epoch)
+            else:
+                outputs = monitor.train(run, chunk, first, first + len(chunk) >= total)
             run.in_step = False
-            for batch, output in zip(chunk, outputs, strict=True):
+            # A compiled step makes its call when its first output is taken.
+            for batch, output in zip(shown, outputs, strict=True):
+                times.switch("callbacks")
                 progress.batch_idx += 1
                 progress.batches += 1
                 metrics.end_batch()
                 ends_chunk = progress.batch_idx == first + len(chunk)
                 self.between_steps(batch, output, progress.batch_idx - 1, steps_before, ends_chunk)
                 steps_before = progress.global_step
-            if progress.batch_idx >= total or self.stops_here():
+            ends = progress.batch_idx >= total or self.stops_here()
+            if progress.global_step >= profiles.due:
+                profiles.at_boundary(ends)
+            if ends:
                 break
+            times.switch("input")
         else:
+            times.switch("callbacks")
             if not ended:
                 self._source_ran_out(total)
                 complete = True
@@ -170,22 +198,29 @@ class TrainingLoop:
         Inside a chunk, whose steps are all done already, nothing is saved and nothing ends.
         """
         run = self.run
-        progress, reports = self._progress, self._reports
+        progress, reports, times = self._progress, self._reports, run.monitor.times
         step = progress.global_step
         if self._by_step and step != steps_before:
             step_schedulers(run, "step", plateau=False)
 
         # Report. Both reads from the device happen only in a step that reports.
         self.logs_this_step = step // self._log_every != steps_before // self._log_every
-        if output is not None:
-            reports.note_loss(output, steps_before + 1)
+        for loss in (output,) if run.logical is None else run.step.outputs:
+            if loss is not None:
+                reports.note_loss(loss, steps_before + 1)
         if self.logs_this_step:
+            # The host waits here until the device has made all steps.
+            times.switch("step")
             reports.check_finite()
+            times.switch("callbacks")
         for hook in self._batch_end:
             hook(output, batch, batch_idx)
         if self.logs_this_step:
+            times.switch("logging")
             reports.step(run.metrics)
             reports.send(step, progress.epoch)
+            times.switch("callbacks")
+            run.monitor.report(run)
         if not self._checked:
             self._checked = True
             names = {name for rank_names in run.group.gather(list(run.metrics.names())) for name in rank_names}
@@ -273,7 +308,11 @@ class TrainingLoop:
     def validate(self) -> None:
         """Validate inside training."""
         run = self.run
-        run.reports.publish(evaluate(run, "validate", self.val_loaders, run.num_val_batches))
+        if run.logical is not None:
+            # All processes have the same values, of the latest step, for what monitors them.
+            run.reports.publish(run.metrics.step_values(sync=True), log=False)
+        with run.monitor.times.during("validation"):
+            run.reports.publish(evaluate(run, "validate", self.val_loaders, run.num_val_batches))
         run.reports.send(run.progress.global_step, run.progress.epoch)
         run.progress.validated_at, run.progress.unvalidated_s = run.progress.batches, 0.0
         for hook in run.hooks.late("on_validation_end"):
@@ -311,7 +350,7 @@ class TrainingLoop:
             run.progress.position,
             run.num_training_batches,
             0 if by_hand else run.config.accumulate_grad_batches,
-            run.world.size,
+            run.data_ranks,
             self.loader,
             record_order,
         )
@@ -326,8 +365,11 @@ class TrainingLoop:
         unfinished = None if complete else metrics.state_dict()
         if not complete:
             run.keep_collected()
+        times = run.monitor.times
+        times.switch("step")
         reports.check_finite()
-        reports.publish(metrics.step_values(), log=False)
+        times.switch("callbacks")
+        reports.publish(metrics.step_values(sync=run.logical is not None), log=False)
         reports.publish(metrics.epoch_values())
         for hook in hooks.get("on_train_epoch_end"):
             hook()
@@ -347,6 +389,7 @@ class TrainingLoop:
         for hook in hooks.late("on_train_epoch_end"):
             hook()
         self._agreement.settle()
+        run.monitor.end_epoch(run)
         if complete:
             progress.next_epoch()
 
@@ -424,6 +467,12 @@ class TrainingLoop:
         epochs = run.progress.epoch + (run.progress.batch_idx >= run.num_training_batches)
         enough_epochs = run.config.min_epochs is None or epochs >= run.config.min_epochs
         return enough_epochs and (run.config.min_steps is None or run.progress.global_step >= run.config.min_steps)
+
+
+def _logical_weight(run: Run, loader: Any, batch: int) -> float:
+    """Return the weight of the share of the logical rank whose code runs."""
+    assert run.logical is not None
+    return loader.weight(run.logical.position or 0, batch)
 
 
 def _warn_of_evaluation_mode(module: torch.nn.Module) -> None:

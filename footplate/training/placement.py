@@ -21,7 +21,7 @@ from footplate.checkpoint.storage import Place
 from footplate.core.adapters import adapters_in_use
 from footplate.core.errors import ConfigError
 from footplate.distributed.group import ALONE, Group, join
-from footplate.distributed.strategies import Strategy, check_strategy, make_strategy
+from footplate.distributed.strategies import Strategy, check_strategy, make_logical, make_strategy
 from footplate.distributed.world import World
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
@@ -30,6 +30,7 @@ from footplate.launch import worker
 from footplate.step.precision import Precision
 from footplate.training.argument_checks import check_fewest, check_replicas, check_sync_batchnorm
 from footplate.training.config import TrainerConfig
+from footplate.training.logical_checks import check_arguments
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,11 @@ def place(config: TrainerConfig) -> Placement:
     # The number of ranks in torch's process group.
     ranks = 1 if single_controller else world.size
     every_device = [accelerator.torch_device(index) for index in device_ids]
-    parallel = make_strategy(config.strategy, ranks, every_device)
+    if config.logical_ranks is None:
+        parallel = make_strategy(config.strategy, ranks, every_device)
+    else:
+        check_arguments(config, accelerator, device, world, nodes * len(device_ids))
+        parallel = make_logical(config.strategy, config.logical_ranks, world.rank, ranks)
     sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)
 
     placement = Placement(accelerator, chosen, world, nodes, device_ids, device, parallel, sync_batchnorm)

@@ -14,19 +14,15 @@ would have had the batch. The loader's position in a checkpoint is that of the l
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from footplate.data.adapters.workers import made_in_background
 from footplate.data.pipeline.prefetch import Prefetcher
-from footplate.distributed.uneven_loaders import close
 from footplate.hardware.transfer import moves_plainly
 
 if TYPE_CHECKING:
     from footplate.training.run import Run
-
-_END = object()
 
 
 def read_ahead(run: Run, loader: Any, stage: str) -> Prefetcher | None:
@@ -50,20 +46,3 @@ def read_ahead(run: Run, loader: Any, stage: str) -> Prefetcher | None:
 def batches_of(loader: Any, ahead: Prefetcher | None, most: float) -> Iterator[Any]:
     """Return a pass over a loader, of which at most `most` batches will be used."""
     return iter(loader) if ahead is None else ahead.first(most)
-
-
-def timed(batches: Iterator[Any], run: Run) -> Iterator[Any]:
-    """Return the same batches, and add the seconds for which the device waited for them to `run.data_wait_s`."""
-    idle = run.step.idle
-    try:
-        while True:
-            asked = time.perf_counter()
-            batch = next(batches, _END)
-            # If the device is busy, it hasn't waited: the host is ahead of it.
-            if idle():
-                run.data_wait_s = (run.data_wait_s or 0.0) + time.perf_counter() - asked
-            if batch is _END:
-                return
-            yield batch
-    finally:
-        close(batches)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,8 +164,17 @@ def read_alike(run: Run, path: Place, read: Callable[[Place], Any]) -> Any:
     Raises:
         CheckpointError: a rank can't read it, or finds another checkpoint under this name.
     """
-    state, identity = run.group.ask_each(lambda: (read(path), checkpoint.identity(path)))
     hint = "Each rank reads it. Keep it on a disk that all machines share, in an object store, or on each machine."
+
+    def read_here() -> tuple[Any, Any]:
+        try:
+            return read(path), checkpoint.identity(path)
+        except CheckpointError as error:
+            if run.world.size == run.world.local_size:
+                raise
+            raise CheckpointError(f"{error} This is so on {socket.gethostname()}. {hint}") from error
+
+    state, identity = run.group.ask_each(read_here)
     check_alike(run.group, {f"the checkpoint {path}": identity}, hint, CheckpointError)
     return state
 

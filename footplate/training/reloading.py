@@ -61,7 +61,7 @@ def check_same_ranks(run: Run, loader: Any) -> None:
     """
     state = loader.state_dict() if run.config.reload_dataloaders_every_n_epochs and run.launch_id is None else {}
     for part_state in [state, *(part["state"] for part in state.get("parts", []))]:
-        if part_state.get("global_batch_size", 0) != part_state.get("batch_size", 0) * run.world.size:
+        if part_state.get("global_batch_size", 0) != part_state.get("batch_size", 0) * run.data_ranks:
             raise ConfigError(
                 "reload_dataloaders_every_n_epochs: the run began on another number of ranks, and new loaders would have "
                 "other global batches. "

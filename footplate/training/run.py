@@ -29,6 +29,7 @@ from footplate.checkpoint.metric_states import states_of
 from footplate.checkpoint.run_state import Progress, RunState
 from footplate.checkpoint.storage import Place
 from footplate.checkpoint.writer import CheckpointWriter
+from footplate.core.errors import ConfigError
 from footplate.core.hooks import Hooks
 from footplate.core.signals import Signals
 from footplate.data.adapters.workers import end_workers
@@ -43,13 +44,16 @@ from footplate.step.optimizers import SchedulerConfig, StepOptimizer
 from footplate.step.precision import Precision
 from footplate.tracking.base import Logger
 from footplate.training.config import TrainerConfig
-from footplate.training.metrics import MetricLog
+from footplate.training.logical import LogicalRanks
+from footplate.training.metrics import LogicalMetricLog, MetricLog
+from footplate.training.monitor import Monitor
 from footplate.training.placement import Placement
 from footplate.training.reports import Reports
 from footplate.training.status import RunStatus
 
 if TYPE_CHECKING:
     from footplate.training.loop import TrainingLoop
+    from footplate.training.profiler.step_profiles import StepProfiles
     from footplate.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -101,9 +105,11 @@ class Run:
         hooks: of data module, module and callbacks.
         step: trains on batches. None before it is built.
         loop: of a `fit`. None before it is built.
+        profiles: the profiles of steps of a `fit`. Set before the loop.
+        logical: the logical ranks of this process. None without `logical_ranks`.
         make_loaders: makes the loaders of a `fit`. None once they are made.
         found_loaders: the loaders that were made, until the loop has them.
-        data_wait_s: seconds for which the device has waited for batches. Counted once a callback has set it to 0.
+        monitor: measures where the time goes.
         signals: signals that this process received.
         agreement: the ranks' agreement on signals and on stopping.
     """
@@ -148,9 +154,11 @@ class Run:
     hooks: Hooks = field(init=False)
     step: Step = field(init=False)
     loop: TrainingLoop | None = field(init=False, default=None)
+    profiles: StepProfiles = field(init=False)
+    logical: LogicalRanks | None = field(init=False, default=None)
     make_loaders: Callable[[], LoaderPair] | None = field(init=False, default=None)
     found_loaders: LoaderPair | None = field(init=False, default=None)
-    data_wait_s: float | None = field(init=False, default=None)
+    monitor: Monitor = field(init=False, default_factory=lambda: Monitor(enabled=False))
     signals: Signals = field(init=False, default_factory=Signals)
     agreement: Agreement = field(init=False)
     _read_from: dict[str, list[Any]] = field(init=False, default_factory=dict)
@@ -158,6 +166,8 @@ class Run:
     def __post_init__(self) -> None:
         self.metrics = self.training_metrics = MetricLog(torch.nn.Module(), by_step=True)
         self.hooks = Hooks(self.trainer, None, None, self.callbacks)
+        if self.config.logical_ranks is not None:
+            self.logical = LogicalRanks(self.config.logical_ranks, self.world)
         self.agree()
 
     def next(self, stage: Stage, module: Any, datamodule: Any) -> Run:
@@ -166,6 +176,7 @@ class Run:
         if stage == "fit":
             run.should_stop, run.training_batches, run.failed_in_step = False, math.inf, False
             run.progress, run.reports, run.state = Progress(), Reports(self.recorders), None
+            run.monitor = Monitor(self.config.enable_monitor)
         return run
 
     # Where the work is done
@@ -198,6 +209,16 @@ class Run:
     def ranks_meant(self) -> int:
         """The number of ranks that the run was asked for. Some of them may have been given up."""
         return self.world.size if self.launch_id is None else self.placement.ranks_asked
+
+    @property
+    def data_ranks(self) -> int:
+        """The number of shares of a global batch: of logical ranks, or of processes."""
+        return self.world.size if self.logical is None else self.logical.total
+
+    @property
+    def data_rank(self) -> int:
+        """The share of this process, or of the logical rank whose code runs."""
+        return self.world.rank if self.logical is None else self.logical.rank
 
     def agree(self) -> None:
         """Begin to agree with the other ranks on signals, `should_stop` and the clock."""
@@ -254,6 +275,11 @@ class Run:
 
     # Metrics
 
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds for which the device has waited for training batches."""
+        return self.monitor.times.total().get("input", 0.0)
+
     def latest_metrics(self) -> dict[str, float]:
         """Return the latest value of every metric, as host floats. Reads new values from the device."""
         if self.training_in_progress:
@@ -268,6 +294,12 @@ class Run:
             yield
         finally:
             self.metrics = before
+
+    def new_metrics(self, by_step: bool) -> MetricLog:
+        """Return an empty log of metrics."""
+        if self.logical is None or self.stage == "predict":
+            return MetricLog(self.module, by_step, self.group)
+        return LogicalMetricLog(self.module, by_step, len(self.logical.own), self.group)
 
     def keep_collected(self) -> None:
         """Let checkpoints keep the present state of torchmetrics objects, even if hooks reset them later."""
@@ -295,4 +327,9 @@ class Run:
     def run_forward(self) -> None:
         """Run `training_step` over the training data once more, to collect statistics. On all ranks."""
         assert self.loop is not None
+        if self.logical is not None:
+            raise ConfigError(
+                f"logical_ranks={self.logical.total}: the statistics of batch norm can't be collected again in one order. "
+                "Leave out the callback that does this (StochasticWeightAveraging), or logical_ranks."
+            )
         self.loop.run_forward()

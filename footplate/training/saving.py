@@ -27,6 +27,7 @@ from footplate.core.hooks import overrides
 from footplate.distributed.consistency import blind
 from footplate.distributed.resharing import OWN
 from footplate.hardware.transfer import to_device
+from footplate.launch import worker
 from footplate.training.crash_checkpoint import crash_phase
 from footplate.training.lock import check as check_writer
 from footplate.training.reports import finite
@@ -57,6 +58,12 @@ def write_checkpoint(
     if run.state is None:
         raise ConfigError("There is nothing to save: this trainer has trained no model. Call trainer.fit(model) first.")
 
+    run.monitor.saved()
+    with run.monitor.times.during("checkpoint"):
+        _write(run, path, weights_only, then)
+
+
+def _write(run: Run, path: Place, weights_only: bool, then: Callable[[], None]) -> None:
     if run.group.is_distributed:
         wait_for_save(run)
     # The disk that all ranks of a sharded model write to.
@@ -75,10 +82,18 @@ def write_checkpoint(
     meta = {**describe(state, run.progress), "metrics": finite(run.reports.callback)}
     meta |= {"launch": run.launch_id, "job_fit": run.job_fit}
     before = functools.partial(_before_write, run)
+    if not weights_only:
+        then = functools.partial(_saved, then)
     if joint is None:
         run.writer.save(state, path, meta, then, first=before)
     else:
         run.writer.complete(joint, state, meta, then, first=before)
+
+
+def _saved(then: Callable[[], None]) -> None:
+    """In the writing thread, when a checkpoint is complete."""
+    then()
+    worker.saved()
 
 
 def collect_state(run: Run, weights_only: bool, whole: bool) -> dict[str, Any]:
@@ -98,7 +113,11 @@ def collect_state(run: Run, weights_only: bool, whole: bool) -> dict[str, Any]:
         state = run.parallel.whole(state)
 
     # Each rank has its own random numbers and loader position.
-    if run.group.is_distributed and not weights_only:
+    if run.logical is not None and not weights_only:
+        state["logical_ranks"] = run.logical.record()
+        state["ranks"] = to_device(run.logical.parts(run, state), CPU)
+        state["metrics"] = state["metrics"][0]
+    elif run.group.is_distributed and not weights_only:
         own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
         state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
     _call_save_hooks(run, state, weights_only)

@@ -48,16 +48,23 @@ def build_step(run: Run) -> None:
         on_optimizer_step=functools.partial(_count_step, run),
         strategy=run.parallel,
         group=run.group,
-        weight=functools.partial(_weight_of, run) if run.stage == "fit" and run.world.size > 1 else None,
+        weight=functools.partial(_weight_of, run) if run.stage == "fit" and run.data_ranks > 1 else None,
         device_ids=run.placement.device_ids,
         iterations_per_loop=_steps_per_call(run),
         sync_batchnorm=config.sync_batchnorm and single_controller,
         sharded=config.strategy == "fsdp" and single_controller,
         record=functools.partial(_record, run),
         rates_ahead=functools.partial(rates_ahead, run),
+        times=run.monitor.times,
     )
 
-    run.step = pkgutil.resolve_name(run.accelerator.step)(spec)
+    if run.logical is None:
+        run.step = pkgutil.resolve_name(run.accelerator.step)(spec)
+    else:
+        # Imported here, since it imports torch's DistributedDataParallel.
+        from footplate.step.logical_step import LogicalStep
+
+        run.step = LogicalStep(spec, functools.partial(run.logical.enter_step, run))
     profile = recorder(run.profiler)
     if profile is not None:
         profile_step(run, profile)

@@ -52,8 +52,8 @@ class TrainerAccess:
 
     @property
     def global_rank(self) -> int:
-        """The rank of this process among all."""
-        return self._trainer.world.rank if self._trainer else 0
+        """The rank of this process among all, or its logical rank."""
+        return self._trainer.global_rank if self._trainer else 0
 
     @property
     def local_rank(self) -> int:

@@ -39,6 +39,7 @@ from footplate.tracking.base import Logger
 from footplate.training import job
 from footplate.training.config import Setting, TrainerConfig
 from footplate.training.metrics import MetricLog
+from footplate.training.monitor import Monitor
 from footplate.training.status import RunStatus
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class TrainerAttributes:
     num_val_batches = OfRun[list[float]]()
     num_test_batches = OfRun[list[float]]()
     num_predict_batches = OfRun[list[float]]()
-    data_wait_s = OfRun[float | None]()
+    data_wait_s = OfRun[float]()
+    monitor = OfRun[Monitor]()
 
     max_epochs = Setting[int | None]()
     min_epochs = Setting[int | None]()
@@ -305,10 +307,10 @@ class TrainerAttributes:
     # Computed attributes that a program may replace by a value of its own
 
     model = Computed[Any](lambda trainer: trainer.module)
-    global_rank = Computed[int](lambda trainer: trainer.world.rank)
+    global_rank = Computed[int](lambda trainer: trainer.run.data_rank)
     local_rank = Computed[int](lambda trainer: trainer.world.local_rank)
     node_rank = Computed[int](lambda trainer: trainer.world.rank // trainer.world.local_size)
-    world_size = Computed[int](lambda trainer: trainer.world.size)
+    world_size = Computed[int](lambda trainer: trainer.run.data_ranks)
     num_devices = Computed[int](lambda trainer: len(trainer.device_ids))
     num_nodes = Computed[int](lambda trainer: trainer.world.size // trainer.world.local_size)
     is_global_zero = Computed[bool](lambda trainer: trainer.world.rank == 0)

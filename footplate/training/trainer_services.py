@@ -84,7 +84,16 @@ class TrainerServices:
             data: tensors and numbers of one shape on all ranks, in any nesting.
             group: accepted for compatibility.
             sync_grads: let gradients flow through the result.
+
+        Raises:
+            ConfigError: with `logical_ranks`, where the number of values would be that of processes.
         """
+        if self.run.logical is not None:
+            raise ConfigError(
+                f"logical_ranks={self.run.logical.total}: all_gather() would give one value for each process, which runs "
+                "its logical ranks one after another. Log values with self.log(…, sync_dist=True), or leave logical_ranks "
+                "out."
+            )
         ranks = self.run.group
         if not ranks.is_distributed:
             return data

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import pickle
 import uuid
 import warnings
@@ -28,6 +29,7 @@ import torch
 from footplate.core import rng
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
+from footplate.core.profile_requests import VARIABLE
 from footplate.hardware.transfer import to_device
 from footplate.launch import Restarts, backends, launch
 from footplate.launch.backends import Backend, Local
@@ -111,6 +113,7 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
             backend=_backend(trainer),
             restarts=Restarts(config.max_restarts, config.max_host_restarts, min_world_size=config.min_devices),
             name=f"trainer.{method}",
+            env={VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else None,
             preload=("footplate.training.trainer", "footplate.distributed.ddp", "torch._dynamo"),
             heartbeat_timeout_s=config.heartbeat_timeout,
             hangs_dir=trainer.run_dir.absolute() / "hangs",

@@ -7,7 +7,9 @@ import os
 import socketserver
 import threading
 import time
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,6 +61,18 @@ def fit(trainer):
         return messages
 
     return run
+
+
+def test_messages_are_recorded_in_the_runs_directory_over_all_calls(fit, trainer, tmp_path):
+    for _ in range(2):
+        messages = []
+        alert = fp.Alert("train_loss > 5", to=messages.append)
+        run = trainer(max_epochs=1, callbacks=[alert], log_every_n_steps=1)
+        run.fit(Net([1.0] * 8 + [9.0] * 4), data())
+        assert len(messages) == 1
+    recorded = [json.loads(line) for line in (Path(run.default_root_dir) / "alerts.jsonl").read_text().splitlines()]
+    assert [message["rule"] for message in recorded] == ["train_loss > 5"] * 2
+    assert recorded[-1] == asdict(messages[0])
 
 
 class Web:

@@ -44,7 +44,7 @@ def test_a_method_takes_the_arguments_that_the_view_names(name, trainer):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("should_stop", True), ("max_epochs", 5), ("accumulate_grad_batches", 2), ("data_wait_s", 0.5)],
+    [("should_stop", True), ("max_epochs", 5), ("accumulate_grad_batches", 2)],
 )
 def test_a_callback_may_assign(name, value, trainer):
     seen = []

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import time
 from collections import OrderedDict
 from pathlib import Path
 
@@ -370,9 +371,17 @@ def test_training_on_a_full_disk_ends_with_that_error_and_resumes_from_what_ther
             pytest.xfail("mounting a small file system needs root; the same is tested with a limit on file sizes")
         root = disk / "run"
 
+        def await_only(name: str) -> None:
+            until = time.monotonic() + 60
+            while sorted(path.name for path in (root / "checkpoints").iterdir()) != [name, "last.ckpt"]:
+                assert time.monotonic() < until, list((root / "checkpoints").iterdir())
+                time.sleep(0.01)
+
         class FillsUp(fp.Callback):
             def on_train_epoch_start(self, trainer, pl_module):
                 if trainer.current_epoch == 2:
+                    # The space of the first epoch's checkpoint would be enough for the third.
+                    await_only("epoch=1-step=24.ckpt")
                     with contextlib.suppress(OSError), (disk / "ballast").open("wb") as file:
                         while True:
                             file.write(bytes(1 << 14))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.core.stacks import answering, asking, proc
+from footplate.core.stacks import answering, asking, proc, requests
 from footplate.core.stacks.dumps import from_faulthandler, from_py_spy
 from footplate.core.stacks.report import report_on
 from footplate.core.stacks.snapshot import Collective, Frame, Process, Thread, ranks_of, without_ranks
@@ -148,9 +148,9 @@ def test_native_calls_are_read_with_py_spy(start: Start) -> None:
 def test_the_time_limit_holds_for_processes_that_cant_answer(start: Start) -> None:
     pids = [start("while True: ctypes.PyDLL(None).sleep(300)") for _ in range(3)]
     began = time.monotonic()
-    processes = asking.ask(pids, limit_s=0.0)
+    processes = list(asking.ask(pids, limit_s=0.0))
 
-    assert [process.pid for process in processes] == pids
+    assert sorted(process.pid for process in processes) == sorted(pids)
     assert time.monotonic() - began < 10
 
 
@@ -227,3 +227,94 @@ def test_a_child_forked_in_the_meantime_ends_the_block_too():
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert answering.THREAD not in [thread.name for thread in threading.enumerate()]
+
+
+# Requests
+
+HANDLES = """
+def reply(arguments):
+    if "mistake" in arguments:
+        raise ValueError(arguments["mistake"])
+    return {"doubled": 2 * arguments["number"]}
+answering.handlers["double"] = reply
+(__import__("time")).sleep(300)
+"""
+
+
+def processes_of(pid: int) -> list[requests.Answering]:
+    return requests.answering_processes([pid])
+
+
+def test_a_request_gets_the_reply_of_its_handler(start: Start) -> None:
+    pid = start(HANDLES.replace("\n", "\n    "), RANK="3", WORLD_SIZE="4")
+    (process,) = processes_of(pid)
+    assert (process.pid, process.rank) == (pid, 3)
+    until_handled(process)
+    assert requests.send(process, "nothing", {}, 30.0) is None
+    assert requests.send(process, "double", {"mistake": "a {bad} one."}, 30.0) == {"error": "ValueError: a {bad} one."}
+
+
+def until_handled(process: requests.Answering) -> None:
+    """Wait until the process, which has begun to answer, has its handler."""
+    while requests.send(process, "double", {"number": 1.5}, 30.0) != {"doubled": 3.0}:
+        time.sleep(0.01)
+
+
+def test_many_may_ask_at_once_for_replies_and_for_stacks(start: Start) -> None:
+    pid = start(HANDLES.replace("\n", "\n    "))
+    (process,) = processes_of(pid)
+    until_handled(process)
+    failures: list[object] = []
+
+    def ask(number: int) -> None:
+        for index in range(25):
+            request = {"number": 100 * number + index, "filler": "." * 900}
+            reply = requests.send(process, "double", request, 60.0)
+            if reply != {"doubled": 2 * (100 * number + index)}:
+                failures.append(reply)
+
+    def look() -> None:
+        for _ in range(10):
+            found = asked(pid)
+            if found.source != "answer" or found.main[0].function != "hang":
+                failures.append(found)
+
+    def noted(call: Callable[..., None], *arguments: int) -> None:
+        try:
+            call(*arguments)
+        except Exception as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=noted, args=(ask, number)) for number in range(4)]
+    threads += [threading.Thread(target=noted, args=(look,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_request_to_a_process_that_is_stopped_or_gone_says_so(start: Start) -> None:
+    pid = start(HANDLES.replace("\n", "\n    "))
+    (process,) = processes_of(pid)
+    os.kill(pid, signal.SIGSTOP)
+    while (proc.state_of(pid) or ("",))[0] != "stopped":
+        time.sleep(0.01)
+    with pytest.raises(requests.NoAnswer, match=f"process {pid} did not answer in 0.3 s. See: footplate stacks {pid}"):
+        requests.send(process, "double", {"number": 1}, 0.3)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(requests.NoAnswer, match=f"process {pid} has ended"):
+        requests.send(process, "double", {"number": 1}, 30.0)
+
+
+@given(st.lists(st.sampled_from([b"?", b'{"id": "a.?{}"}\n', b'{"id": 2}\n']), max_size=8), st.integers(1, 20))
+def test_requests_are_found_however_they_are_cut(parts: list[bytes], size: int) -> None:
+    data, found, unread = b"".join(parts), [], b""
+    for begin in range(0, len(data), size):
+        requested, ends, unread = answering._split(unread + data[begin : begin + size])
+        found += requested
+        assert not ends
+    assert found == [part.rstrip() for part in parts if part.startswith(b"{")]
+    assert unread == b""
+    assert answering._split(b"?.")[1]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import footplate as fp
-from footplate.jobs.catalog.rows import catalog
+from footplate.catalog.rows import catalog
 from footplate.planning.library_models import Supervised
 
 STEPS = 12

@@ -31,6 +31,8 @@ def server(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    # W&B sends rows every 15 seconds. It takes whole seconds.
+    monkeypatch.setenv("WANDB__FILE_STREAM_TRANSMIT_INTERVAL", "1")
     yield server
     server.stop()
 

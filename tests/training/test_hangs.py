@@ -69,7 +69,10 @@ def stops() -> None:
 
 
 def keeps_the_gil() -> None:
-    ctypes.PyDLL(None).pause()
+    # A mutex that is locked twice. Other calls, such as pause(), return when a signal asks for the stacks.
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 class SkipsACollective(Plain):
@@ -121,7 +124,9 @@ def hung(
             train, root, hanging, hang, module, workers,
             world_size=world_size, hangs_dir=root / "hangs", preload=PRELOAD, show="log_callback_only", **settings,
         )  # fmt: skip
-    return str(failure.value), hang_files(root / "hangs")[-1].read_text()
+    message, files = str(failure.value), hang_files(root / "hangs")
+    assert files, message
+    return message, files[-1].read_text()
 
 
 def test_a_transform_that_sleeps_is_named_with_those_that_wait_for_it(

@@ -419,12 +419,6 @@ def test_the_share_of_time_that_went_into_waiting_is_logged_if_asked_for(batch_s
     assert float(made.callback_metrics["data_wait"]) == pytest.approx(share, abs=1e-6)
 
 
-def test_waiting_is_not_measured_unless_asked_for(trainer):
-    made = trainer(max_epochs=1)
-    made.fit(Classifier(), loader())
-    assert made.data_wait_s is None
-
-
 class Own(DataLoader):
     def __iter__(self):
         yield from super().__iter__()

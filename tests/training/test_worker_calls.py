@@ -39,10 +39,17 @@ from models.small import Classifier, loader
 
 options = json.loads(sys.argv[2])
 pause, break_slot = options.pop("pause", 0.0), options.pop("break_slot", None)
+break_after = options.pop("break_after", 0)
 
 class Steps(fp.Callback):
     def on_train_start(self, trainer, pl_module):
-        if break_slot is not None and os.environ["FOOTPLATE_SLOT"] == str(break_slot):
+        self.breaks(trainer)
+
+    def breaks(self, trainer):
+        broken = Path(options["default_root_dir"] + ".broken")
+        at_break = trainer.global_step >= break_after or broken.exists()
+        if break_slot is not None and os.environ["FOOTPLATE_SLOT"] == str(break_slot) and at_break:
+            broken.touch()
             os._exit(3)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -51,6 +58,7 @@ class Steps(fp.Callback):
         with open(options["default_root_dir"] + f".{trainer.world.rank}.steps", "a") as file:
             file.write(json.dumps(record) + "\\n")
         time.sleep(pause)
+        self.breaks(trainer)
 
 torch.manual_seed(3)
 model = Classifier()
@@ -220,6 +228,21 @@ def test_a_rank_that_never_comes_back_is_done_without_and_global_batches_stay_wh
     rows = [a["rows"] + b["rows"] for a, b in zip(run.steps(0), run.steps(1), strict=True)]
     assert rows == [15] * 16
     assert home["step"] == 16
+
+
+@pytest.mark.slow
+def test_with_logical_ranks_a_rank_that_is_done_without_changes_no_bit(tmp_path):
+    with Run(tmp_path / "alone", devices=1, logical_ranks=8) as run:
+        whole, _ = run.end()
+    with Run(
+        tmp_path / "run", devices=4, logical_ranks=8, min_devices=3, break_slot=1, break_after=5, max_restarts=6
+    ) as run:
+        home, output = run.end()
+    assert "without slot 1" in output
+    assert {record["size"] for record in run.steps()} == {4, 3}
+    assert {name: home[name] for name in ("weights", "step", "val_loss")} == {
+        name: whole[name] for name in ("weights", "step", "val_loss")
+    }
 
 
 @pytest.mark.slow

@@ -6,6 +6,9 @@
     fd 17                            the write end of a pipe: a byte in it is a question
     memfd:footplate-dump             stacks that faulthandler writes at SIGURG
 
+A line of JSON in the pipe is a request: `{"id": "a1", "name": "profile", "arguments": {…}}`. The thread calls the function
+of that name in `handlers`. Its reply is in the next answer, under the request's id (`requests.py`).
+
 A thread waits for questions. It takes the GIL, so that its answer is exact: names of threads, stacks of all threads, the
 latest collective of each process group. If the GIL isn't free, because C code holds it, the thread can't answer. Then the
 asking process sends SIGURG, which faulthandler answers without the GIL. A process without a handler ignores SIGURG.
@@ -29,7 +32,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 ANSWER, DUMP = "footplate-answer-", "footplate-dump"
@@ -38,6 +41,11 @@ THREAD = "footplate-stacks"
 OURS = {THREAD, "footplate-heartbeat"}  # threads that never matter
 MAX_FRAMES = 100
 _END = b"."
+_REPLIES_KEPT = 64  # an asking process may be slow to read its reply, while others ask
+
+# Functions that handle requests, by name. The thread calls them with the request's arguments; they must return at once. If
+# one returns None, there is no such function now.
+handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {}
 
 _supported = sys.platform == "linux" and hasattr(os, "memfd_create")
 _progress_at: float | None = None
@@ -115,13 +123,50 @@ def _dump_at_signal(all_threads: bool) -> None:
 
 
 def _serve(questions: int, answers: int) -> None:
-    while _END not in os.read(questions, 4096):
+    replies: dict[str, Any] = {}
+    unread = b""
+    while True:
+        requests, ends, unread = _split(unread + os.read(questions, 4096))
+        if ends:
+            return
+        for request in requests:
+            replies.update(_handled(request))
+        replies = dict(list(replies.items())[-_REPLIES_KEPT:])
         try:
-            text = json.dumps(describe()).encode()
+            text = json.dumps({**describe(), "replies": replies}).encode()
         except Exception as error:  # the interpreter is being torn down, or torch has changed
-            text = json.dumps({"at": time.monotonic(), "error": type(error).__name__}).encode()
+            text = json.dumps({"at": time.monotonic(), "error": type(error).__name__, "replies": replies}).encode()
         os.ftruncate(answers, 0)
         os.pwrite(answers, text, 0)
+
+
+def _split(data: bytes) -> tuple[list[bytes], bool, bytes]:
+    """Split what was read into requests, whether the thread should end, and the beginning of a request that isn't whole.
+
+    >>> _split(b'?{"id": "a"}\\n?{"id": ')
+    ([b'{"id": "a"}'], False, b'{"id": ')
+    """
+    *lines, rest = data.split(b"\n")
+    questions = [line.partition(b"{")[0] for line in (*lines, rest)]
+    requests = [line[line.index(b"{") :] for line in lines if b"{" in line]
+    return requests, any(_END in question for question in questions), rest[len(questions[-1]) :]
+
+
+def _handled(line: bytes) -> dict[str, Any]:
+    """Handle a request; return its reply under its id."""
+    try:
+        request = json.loads(line)
+        handler = handlers.get(request["name"])
+        if handler is None:
+            return {request["id"]: None}
+        try:
+            reply = handler(request["arguments"])
+            json.dumps(reply)
+        except Exception as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        return {request["id"]: reply}
+    except (ValueError, KeyError, TypeError):  # not a request
+        return {}
 
 
 def describe() -> dict[str, Any]:
@@ -183,6 +228,7 @@ def _after_fork_in_child() -> None:
     """Leave the parent's descriptors to the parent. Answer the signal in a file of this process."""
     global _lock, _thread
     _lock, _thread = threading.Lock(), None
+    handlers.clear()
     if not _open and not _childs_dump:
         return
     _close(_open)

@@ -18,8 +18,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,20 +37,23 @@ _THREADS = 16
 _LOOKS = 4
 
 
-def ask(pids: Iterable[int], limit_s: float = LIMIT_S, native: bool = False) -> list[Process]:
-    """Return the stacks and states of processes and of their children.
+def ask(pids: Iterable[int], limit_s: float = LIMIT_S, native: bool = False) -> Iterator[Process]:
+    """Yield the stacks and states of processes and of their children, in the order in which they become known.
 
     Args:
         pids: the processes.
-        limit_s: when this time is over, what is known is returned.
+        limit_s: when this time is over, what is known is yielded.
         native: read native stacks, too.
     """
     pids, until = list(pids), time.monotonic() + limit_s
     if not pids or sys.platform != "linux":
-        return [Process(pid) for pid in pids]
+        yield from map(Process, pids)
+        return
     children = proc.children()
     with ThreadPoolExecutor(min(_THREADS, len(pids)), "footplate-asks") as pool:
-        return list(pool.map(lambda pid: _ask_tree(pid, children, until, native, []), pids))
+        answers = [pool.submit(_ask_tree, pid, children, until, native, []) for pid in pids]
+        for answer in as_completed(answers):
+            yield answer.result()
 
 
 def _ask_tree(pid: int, children: Mapping[int, list[int]], until: float, native: bool, asked: list[int]) -> Process:

@@ -20,7 +20,7 @@ def report_on(processes: Iterable[Process]) -> str:
 
     If there are ranks among them, the sentence is about these. Otherwise it is about each process.
     """
-    processes = list(processes)
+    processes = sorted(processes, key=lambda process: process.pid)
     ranks = ranks_of(processes)
     others = [other for process in processes if (other := without_ranks(process)) is not None]
     sentence = explain(ranks) if ranks else "; ".join(map(explain_alone, processes))

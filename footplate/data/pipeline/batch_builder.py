@@ -5,7 +5,9 @@ The feeder thread calls `begin`, which returns quickly. The consumer calls `fini
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +63,33 @@ class PendingBatch:
         return np.concatenate([self.windows[part.window].addresses(part.start, part.stop) for part in self.slices])
 
 
+class Busy:
+    """The time that tasks take, of all passes over a loader.
+
+    Attributes:
+        wall_s: seconds in tasks, of all threads together.
+        cpu_s: seconds in which these threads computed, and held no lock that another thread had.
+    """
+
+    def __init__(self) -> None:
+        self.wall_s = self.cpu_s = 0.0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Busy], tuple[()]]:
+        # Another process, and a copy, count for themselves.
+        return Busy, ()
+
+    def timed(self, task: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a task, and count its time."""
+        began, computed = time.perf_counter(), time.thread_time()
+        try:
+            return task(*arguments)
+        finally:
+            with self._lock:
+                self.wall_s += time.perf_counter() - began
+                self.cpu_s += time.thread_time() - computed
+
+
 class BatchBuilder:
     """Builds batches from slices of windows.
 
@@ -72,6 +101,7 @@ class BatchBuilder:
         caches: the decoded caches of image columns.
         buffers: memory for batches.
         workers: the processes that transform; None if the decoders do.
+        busy: counts the time of tasks.
     """
 
     def __init__(
@@ -83,10 +113,11 @@ class BatchBuilder:
         caches: Mapping[str, CachedImages],
         buffers: Buffers,
         workers: RowWorkers | None,
+        busy: Busy,
     ) -> None:
         self._table, self._spec, self._epoch = table, spec, epoch
         self._decoders, self._caches = decoders, caches
-        self._buffers, self._workers = buffers, workers
+        self._buffers, self._workers, self._busy = buffers, workers, busy
         # (groups + 1,): the number in the table of each row group's first row
         self._first_row = np.concatenate([[0], np.cumsum([group.num_rows for group in table.row_groups])])
         self._with_rng = spec.transform is not None and takes_rng(spec.transform)
@@ -155,7 +186,7 @@ class BatchBuilder:
         for start in range(0, batch.num_rows, _ROWS_PER_TASK):
             span = slice(start, start + _ROWS_PER_TASK)
             cut = [argument if isinstance(argument, str) else _cut(argument, span) for argument in arguments]
-            batch.tasks.append((start, self._decoders.submit(task, *cut)))
+            batch.tasks.append((start, self._decoders.submit(self._busy.timed, task, *cut)))
 
     def _fill(
         self, name: str, encoded: Encoded, numbers: np.ndarray, out: np.ndarray

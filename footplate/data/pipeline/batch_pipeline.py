@@ -21,7 +21,7 @@ from typing import Any
 
 from footplate.core.threads import join_however_long
 from footplate.data.order.plan import Epoch
-from footplate.data.pipeline.batch_builder import BatchBuilder, PendingBatch
+from footplate.data.pipeline.batch_builder import BatchBuilder, Busy, PendingBatch
 from footplate.data.pipeline.batch_spec import BatchSpec
 from footplate.data.pipeline.buffers import Buffers
 from footplate.data.pipeline.decoded_cache import CachedImages
@@ -47,6 +47,7 @@ class BatchPipeline:
         caches: the decoded caches of image columns. If all are complete, images are not read.
         workers: the processes that transform rows; None if threads do.
         pin_memory: True to put batches into page-locked memory.
+        busy: counts the time of the decoding threads.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class BatchPipeline:
         caches: Mapping[str, CachedImages],
         workers: RowWorkers | None = None,
         pin_memory: bool = False,
+        busy: Busy | None = None,
     ) -> None:
         buffers = Buffers(pin_memory)
         is_cached = bool(caches) and all(cache.is_complete() for cache in caches.values())
@@ -76,7 +78,7 @@ class BatchPipeline:
         self._readers = ThreadPoolExecutor(_READERS, "footplate-read")
         self._decoders = ThreadPoolExecutor(threads, "footplate-decode")
         self._windows = WindowPrefetcher(table, read, epoch, world, start, self._readers, buffers)
-        self._builder = BatchBuilder(table, spec, epoch.epoch, self._decoders, caches, buffers, workers)
+        self._builder = BatchBuilder(table, spec, epoch.epoch, self._decoders, caches, buffers, workers, busy or Busy())
         self._feeder = threading.Thread(target=self._feed, name="footplate-feed", daemon=True)
         self._feeder.start()
 

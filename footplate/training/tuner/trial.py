@@ -22,6 +22,7 @@ from footplate.core import rng
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
 from footplate.data.adapters.combined import CombinedLoader, flatten, holds_loaders, is_combined, leaves_of, mode_of
+from footplate.training.profiling import NoProfiler
 
 if TYPE_CHECKING:
     from footplate.training.trainer import Trainer
@@ -40,9 +41,9 @@ def trial(
     directory = tempfile.mkdtemp(prefix="footplate-search-")
     config = replace(
         trainer.config, callbacks=list(callbacks), logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, max_epochs=-1, min_epochs=None, min_steps=None, max_time=None, val_check_interval=None,
-        check_val_every_n_epoch=1, num_sanity_val_steps=0, profiler=None, seed=trainer.seed, default_root_dir=directory,
-        **limits,
+        enable_model_summary=False, enable_monitor=False, max_epochs=-1, min_epochs=None, min_steps=None, max_time=None,
+        val_check_interval=None, check_val_every_n_epoch=1, num_sanity_val_steps=0, profiler=NoProfiler(final=True),
+        seed=trainer.seed, default_root_dir=directory, **limits,
     )  # fmt: skip
     with contextlib.ExitStack() as held:
         held.callback(shutil.rmtree, directory, ignore_errors=True)

@@ -111,7 +111,7 @@ def test_hooks_of_the_step_are_captured_with_it():
 
 
 def test_a_lightning_module_is_captured_as_it_stands():
-    lightning = pytest.importorskip("lightning.pytorch")
+    import lightning.pytorch as lightning
 
     class Model(lightning.LightningModule):
         def __init__(self):

@@ -14,7 +14,8 @@ their Python code only on demand. It is written for torch 2.11 to 2.13, and test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -90,9 +91,18 @@ def trace(
         only_the_mode, enable_python_dispatcher(), FunctionalTensorMode(), sdpa_kernel(SDPBackend.MATH),
         _use_lazy_graph_module(True), torch.compiler.set_stance("force_eager"),
     ):  # fmt: skip
-        graph = make_fx(functional, decomposition_table=cast(Any, core_aten_decompositions()))(*inputs)
+        graph = make_fx(functional, decomposition_table=_decompositions())(*inputs)
     draws[0].number(graph.graph)
     return _cleaned(graph)
+
+
+@functools.cache
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Decompositions into core ATen operations, made once: torch looks through all of its operations for them.
+
+    An operation of an extension that is loaded later needs no entry. The mode of functional tensors decomposes it.
+    """
+    return dict(cast(Any, core_aten_decompositions()))
 
 
 def _noting_lines(create: Callable[..., Node]) -> Callable[..., Node]:

@@ -15,6 +15,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from footplate.step.xla.capture import Captured
+from footplate.step.xla.capture.flops import flops_of
 from footplate.step.xla.capture.module_view import reduction_of
 from footplate.step.xla.lowering import lower
 from footplate.step.xla.lowering.data_parallel import AXIS, platform_of
@@ -49,6 +50,12 @@ class Program:
         self._state = tuple(
             NamedSharding(mesh, layout(shape, mesh.size, sharded)) for shape in state[: len(captured.paths)]
         )
+
+    @cached_property
+    def flops(self) -> float:
+        """The floating-point operations of one step, on all devices."""
+        flops = sum(map(flops_of, self.captured.graph.graph.nodes))
+        return flops * self._mesh.size if self._apart else flops
 
     @cached_property
     def one(self) -> Callable[..., Any]:

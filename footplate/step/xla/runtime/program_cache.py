@@ -17,6 +17,7 @@ note that it is in parts. The result is then that of one device, whatever the st
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
@@ -72,13 +73,15 @@ class Compilation:
         name: the step, such as `"Classifier.training_step"`.
         form: the form of its batches.
         steps: the steps of one call.
-        seconds: the time of capture, compilation and the first call.
+        seconds: the time of compilation and the first call.
+        again: a program of this step had been compiled before.
     """
 
     name: str
     form: str
     steps: int
     seconds: float
+    again: bool = False
 
 
 class ProgramCache:
@@ -123,6 +126,11 @@ class ProgramCache:
         """The captured steps of the current programs, in order."""
         return [program.captured for programs in self._programs.values() for program in programs]
 
+    def flops(self) -> float | None:
+        """Return the floating-point operations of a training batch, on all devices; of the largest form of batch."""
+        programs = [program for programs in self._programs.values() for program in programs if program.captured.trains]
+        return max((program.flops for program in programs), default=None)
+
     def training(self, batch: Flat, present: Present, ends_window: bool = True) -> Program:
         """The program that trains on batches of this form, at the end of an accumulation window or inside it."""
         return self._program("training", batch, present, ends_window, None)
@@ -162,7 +170,8 @@ class ProgramCache:
             yield
             return
         begun = time.perf_counter()
-        yield
+        with self.spec.times.during("compilation"):
+            yield
         program.called.add(steps)
         name = program.captured.name if program.ends_window else f"{program.captured.name}, inside a window,"
         self._tell(Compilation(name, str(Form.of(batch)), steps, time.perf_counter() - begun), program.reason)
@@ -184,7 +193,10 @@ class ProgramCache:
                     f"The step has been compiled {MOST_WAYS} times for batches of one form, the last time{self._reason}. "
                     "Compute with such a number (min, max, torch.where) in place of deciding by it."
                 )
-        with torch.inference_mode(False), _logging_by_class(self.spec.module), self._told_of(batch.left_out):
+        with (
+            self.spec.times.during("compilation"), torch.inference_mode(False), _logging_by_class(self.spec.module),
+            self._told_of(batch.left_out),
+        ):  # fmt: skip
             if stage == "training":
                 make = functools.partial(self._train, batch, present, ends_window)
             else:
@@ -290,7 +302,7 @@ class ProgramCache:
             for earlier in self.compilations
             if (earlier.name, earlier.steps) == (compilation.name, compilation.steps)
         ]
-        self.compilations.append(compilation)
+        self.compilations.append(dataclasses.replace(compilation, again=bool(before)))
         each = f", {compilation.steps} steps in one call" if compilation.steps > 1 else ""
 
         if not before:

@@ -12,10 +12,14 @@
 
 The step never waits for the devices. The exception is virtual devices: they share one pool of threads, and run one step
 at a time.
+
+What the host does counts as `transfer`, `communication` and `dispatch` only where the devices wait for it. To make a
+program counts as `compilation`. All other time is that of the step: the devices compute.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -80,7 +84,8 @@ class XLAStep(Step):
         self._mesh = mesh_of(devices)
         self._local_mesh = mesh_of([device for device in devices if device.process_index == jax.process_index()])
         self._several = self._mesh.size > self._local_mesh.size
-        self._virtual = len(devices) > 1 and devices[0].platform == "cpu"
+        self._on_cpu = devices[0].platform == "cpu"
+        self._virtual = len(devices) > 1 and self._on_cpu
         self._optimizers = trained_by(spec)
         # Stages whose programs are known to hold: no user code has run since the check.
         self._checked: set[str] = set()
@@ -105,6 +110,9 @@ class XLAStep(Step):
         """The captured steps of the current programs, in order."""
         return self._programs.captured
 
+    def flops(self) -> float | None:
+        return self._programs.flops()
+
     # Training
 
     def train(self, batches: Sequence[Any], batch_idx: int, last: bool, epoch: int) -> Iterator[Any]:
@@ -121,11 +129,13 @@ class XLAStep(Step):
             yield self._single(batch, seed + index - batch_idx, ends_window, epoch, index)
 
     def _single(self, batch: Any, seed: int, ends_window: bool, epoch: int, batch_idx: int) -> Any:
-        placed, share = self._placement.take("training", batch), 1.0
+        with self._unless_busy("transfer"):
+            placed, share = self._placement.take("training", batch), 1.0
         if self._several:
-            placed, share, seed = self._shared(placed, batch_idx, seed)
+            with self._unless_busy("communication"):
+                placed, share, seed = self._shared(placed, batch_idx, seed)
         present = Present(self.spec.module, batch_idx)
-        with self._placement.numbers():
+        with self._dispatching(), self._placement.numbers():
             program = self._ready(placed.batch, present, ends_window)
             with self._programs.noted(program, placed.batch):
                 rates = np.array([*rates_of(self._optimizers), *program.captured.counted.values(present)])
@@ -150,20 +160,23 @@ class XLAStep(Step):
     def _chunk(self, batches: Sequence[Any], seed: int, batch_idx: int) -> Iterator[Any] | None:
         """Train on all batches in one call; return None if they differ, or if a step would take another path."""
         count, module = len(batches), self.spec.module
-        flat = [self._placement.flat(batch) for batch in batches]
+        with self._unless_busy("transfer"):
+            flat = [self._placement.flat(batch) for batch in batches]
         everyones = sharding.of_all(flat[0], self._programs.processes)
         alike = all(batch.alike(flat[0]) for batch in flat) and self._programs.divides(self._programs.parts(everyones))
         if self._several:
-            alike, seed = self._exchange.agree(flat, batch_idx, alike, seed)
+            with self._unless_busy("communication"):
+                alike, seed = self._exchange.agree(flat, batch_idx, alike, seed)
         if not alike:
             return None
-        with self._placement.numbers():
+        with self._dispatching(), self._placement.numbers():
             program = self._ready(everyones, Present(module, batch_idx))
             captured = program.captured
             presents = [Present(module, batch_idx + index, index * captured.steps) for index in range(count)]
             if any(captured.counted.broken(present) for present in presents):
                 return None
-            placed = self._placement.place_together(flat, program.parts)
+            with self._unless_busy("transfer"):
+                placed = self._placement.place_together(flat, program.parts)
             with self._programs.noted(program, everyones, count):
                 each = zip(self.spec.rates_ahead(count), presents, strict=True)
                 rates = np.array([[*rates, *captured.counted.values(present)] for rates, present in each])
@@ -191,8 +204,28 @@ class XLAStep(Step):
             self._weights.summed = 0 if program.ends_window else self._weights.summed + 1
         self._last = loss
         if self._virtual:
-            jax.block_until_ready(self._weights.put() if loss is None else loss)
+            with self.spec.times.during("step"):
+                jax.block_until_ready(self._weights.put() if loss is None else loss)
         return loss, logs
+
+    @contextlib.contextmanager
+    def _unless_busy(self, cause: str) -> Iterator[None]:
+        """A context whose time has this cause, unless the devices still compute at its end: then they haven't waited."""
+        times = self.spec.times
+        with times.during(cause):
+            yield
+            if not self.idle():
+                times.cause = "step"
+
+    @contextlib.contextmanager
+    def _dispatching(self) -> Iterator[None]:
+        """The context in which the host starts a program. If the devices computed before, they don't wait for it."""
+        times = self.spec.times
+        with times.during("dispatch" if self.idle() else "step"):
+            yield
+            if self._on_cpu and self.idle():
+                # JAX computes small programs on the CPU in the call itself.
+                times.cause = "step"
 
     def _finished(self, program: Program, batch: Any, loss: Any, logs: Any, index: int | None, share: float) -> Any:
         """Count the optimizer steps of one step, and record its logs; of a sum, this process's share."""

@@ -1,0 +1,90 @@
+"""Times of the phases of one eager step: forward, backward, optimizer.
+
+    with PhaseTimes(step) as times:
+        step.train(…)
+    times.seconds       {"forward": 0.003, "backward": 0.006, "optimizer": 0.001, "step": 0.0001}
+
+A step is timed only now and then, so other steps cost nothing. While it is timed, the methods of its phases are replaced,
+and a GPU finishes each phase before the next. So a GPU's phases have the time of their kernels. `launching_s` is the time
+that the host needed to launch them: if it is nearly all, the GPU waits for the host.
+
+What `StepSpec.times` counts as communication counts for no phase: the clock stands still meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from footplate.core.time_split import TimeSplit
+from footplate.step.base import Step
+
+PHASES = {
+    "forward": "forward",
+    "backpropagate": "backward",
+    "differentiate": "backward",
+    "step_by_closure": "optimizer",
+    "end_window": "optimizer",
+    "make_manual_step": "optimizer",
+}
+
+
+class PhaseTimes:
+    """The times of the steps that run in a `with` block.
+
+    Args:
+        step: its phases are timed, if it has them as methods.
+
+    Attributes:
+        seconds: by phase; "step" is the rest of the step. Empty for a step without such methods.
+        launching_s: on a GPU, the seconds in which the host launched operations. None elsewhere.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.seconds: dict[str, float] = {}
+        self.launching_s: float | None = None
+        self._step = step
+        self._training = step.spec.times
+        self._times = TimeSplit("step", self._clock)
+        self._replaced: dict[str, Any] = {}
+        self._on_gpu = step.spec.device.type == "cuda"
+
+    def __enter__(self) -> PhaseTimes:
+        step: Any = self._step
+        if hasattr(step, "show_phases"):
+            self._replaced = {name: step.__dict__.get(name) for name in ("bare", *PHASES)}
+            step.bare = False
+            for name, phase in PHASES.items():
+                setattr(step, name, functools.partial(self._timed, getattr(step, name), phase))
+            if self._on_gpu:
+                torch.cuda.synchronize(step.spec.device)
+                self.launching_s = 0.0
+        self._times = TimeSplit("step", self._clock)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._replaced:
+            self.seconds = self._times.total()
+        for name, before in self._replaced.items():
+            if before is None:
+                delattr(self._step, name)
+            else:
+                setattr(self._step, name, before)
+
+    def _clock(self) -> float:
+        return time.perf_counter() - self._training.spent("communication")
+
+    def _timed(self, function: Callable[..., Any], phase: str, *args: Any) -> Any:
+        outermost = self._times.cause == "step"
+        with self._times.during(phase):
+            began = time.perf_counter()
+            result = function(*args)
+            if self.launching_s is not None:
+                if outermost:
+                    self.launching_s += time.perf_counter() - began
+                torch.cuda.synchronize(self._step.spec.device)
+        return result
