@@ -16,6 +16,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
+from footplate.core.profile_requests import RunningProfile
 from footplate.jobs.home import Home
 from footplate.jobs.operations import Jobs
 from footplate.jobs.redaction import Mask
@@ -60,12 +61,14 @@ class ServerContext:
         mask: removes secrets from answers.
         local: True if only this machine can send requests; then they may name directories of this machine.
         lookups: the shared lookups of job states.
+        profiles: the latest profile that was requested of each job.
     """
 
     home: Home
     mask: Mask = field(default_factory=Mask)
     local: bool = True
     lookups: StateLookups = field(default_factory=StateLookups)
+    profiles: dict[str, RunningProfile] = field(default_factory=dict)
 
     @contextmanager
     def open(self) -> Iterator[Jobs]:

@@ -1,8 +1,7 @@
 """Recorded figures as curves: the metrics of a `CSV` logger, and the job's use of its machine.
 
 A trainer writes `metrics.csv` into its run's directory, which by default is the job directory. Lightning's CSV logger
-writes a file of the same form some directories below. This file searches the job directory, `DEPTH` levels deep. Files
-older than the job belong to another job. Only numbers are read from these files.
+writes a file of the same form some directories below (`jobs/run_files.py`). Only numbers are read from these files.
 
 The supervisor writes `usage.csv` (`jobs/backends/local/usage.py`).
 
@@ -16,8 +15,8 @@ import csv
 import io
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,16 @@ from footplate.jobs.execution import BUCKETS
 from footplate.jobs.home import Home
 from footplate.jobs.record import Job
 from footplate.jobs.redaction import Mask
+from footplate.jobs.run_files import files_below
 from footplate.server.models import Figure, Figures, Series
+from footplate.server.time_figures import time_figures
 
 POINTS = 600
-DEPTH = 4
+METRICS = "metrics.csv"
 
 # Of a file with more bytes, only the header and the end are read.
 LARGEST = 32 * 2**20
 _FILES = 8
-_DIRECTORIES = 2_000
 _STAGES = ("train_", "val_", "validation_", "test_", "train/", "val/", "test/")
 _X = ("step", "epoch", "time")
 _UNMEASURED = "There are no measurements of the devices yet. They begin a second after the processes."
@@ -49,12 +49,20 @@ def figures(job: Job, home: Home, mask: Mask) -> Figures:
     """Collect all recorded figures of a job."""
     if job.host != machine.host():
         note = f"The job runs on {job.host}, and its figures are recorded there."
-        return Figures(training=[], training_note=note, devices=[], devices_note=note)
+        return Figures(
+            training=[], training_note=note, time=[], time_note=note, advice=[], remaining_seconds=None,
+            devices=[], devices_note=note,
+        )  # fmt: skip
     training, note = _training(job, mask)
-    devices = _devices(job, home)
+    times = time_figures(job)
+    devices, began = _devices(job, home, times.began)
     return Figures(
         training=training,
         training_note=mask.text(note),
+        time=times.figures(began, mask),
+        time_note=mask.text(times.note),
+        advice=times.advice(mask),
+        remaining_seconds=times.remaining_s(job, time.time()),
         devices=devices,
         devices_note="" if devices else _UNMEASURED if job.backend == "local" else _ELSEWHERE,
     )
@@ -67,7 +75,7 @@ def _training(job: Job, mask: Mask) -> tuple[list[Figure], str]:
     if job_dir.startswith(BUCKETS):
         return [], f"The job directory is {job_dir}. Metrics are read only from directories of this machine."
     figures: list[Figure] = []
-    for path in islice(sorted(_metrics_files(Path(job_dir), job.created)), _FILES):
+    for path in islice(sorted(files_below(Path(job_dir), METRICS, job.created)), _FILES):
         run = path.parent.relative_to(job_dir).as_posix()
         figures += of_metrics(mask.text(_text(path)), "" if run == "." else mask.text(run))
     if not figures:
@@ -117,8 +125,14 @@ def of_usage(text: str, began: float) -> dict[tuple[str, str], tuple[str, Points
     return curves
 
 
-def _devices(job: Job, home: Home) -> list[Figure]:
-    """Make figures of all attempts, one after the other on the same time axis."""
+def _devices(job: Job, home: Home, trained: float | None) -> tuple[list[Figure], float]:
+    """Make figures of all attempts, one after the other on the same time axis, and return its zero in epoch seconds.
+
+    Args:
+        job: the job.
+        home: the home of the jobs.
+        trained: when the first training began, in seconds since the epoch; None if there is no record of it.
+    """
     curves: dict[tuple[str, str], tuple[str, Points]] = {}
     began: float | None = None
     for attempt in range(1, job.attempt + 1):
@@ -127,7 +141,9 @@ def _devices(job: Job, home: Home) -> list[Figure]:
             continue
         text = _text(path)
         rows = _table(text)[1]
-        began = began if began is not None else (_number(rows[0][0]) if rows else None)
+        if began is None:
+            first = [] if not rows else [value for value in (_number(rows[0][0]), trained) if value is not None]
+            began = min(first, default=None)
         for key, (unit, points) in of_usage(text, began or 0.0).items():
             curve = curves.setdefault(key, (unit, []))[1]
 
@@ -141,7 +157,8 @@ def _devices(job: Job, home: Home) -> list[Figure]:
     for (title, name), (unit, points) in curves.items():
         drawn.setdefault(title, []).append(_series(name, points))
         units.setdefault(title, unit)
-    return [Figure(title=title, unit=units[title], x="seconds", series=series) for title, series in drawn.items()]
+    figures = [Figure(title=title, unit=units[title], x="seconds", series=series) for title, series in drawn.items()]
+    return figures, trained or 0.0 if began is None else began
 
 
 def thin(points: Points, most: int = POINTS) -> Points:
@@ -179,34 +196,6 @@ def _without_stage(name: str) -> str:
     lower = name.lower()
     stage = next((prefix for prefix in _STAGES if lower.startswith(prefix)), "")
     return name[len(stage) :].removesuffix("_step").removesuffix("_epoch") or name
-
-
-def _metrics_files(root: Path, since: float) -> Iterator[Path]:
-    """Find each metrics.csv below a directory that is newer than `since`, without following links."""
-    visited = 0
-    level = [root]
-    for _ in range(DEPTH):
-        below: list[Path] = []
-        for directory in level:
-            visited += 1
-            if visited > _DIRECTORIES:
-                return
-            try:
-                entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-            except OSError:
-                continue
-            for entry in entries:
-                if entry.name == "metrics.csv" and _is_newer(entry, since):
-                    yield directory / entry.name
-                elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                    below.append(directory / entry.name)
-        level = below
-
-
-def _is_newer(entry: os.DirEntry[str], since: float) -> bool:
-    with suppress(FileNotFoundError):
-        return entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime >= since
-    return False
 
 
 def _text(path: Path) -> str:

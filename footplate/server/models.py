@@ -9,6 +9,7 @@ from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from footplate.core.goodput import Cause
 from footplate.jobs.states import State
 
 Name = Annotated[
@@ -86,6 +87,14 @@ class Holds(Wire):
     memory_gb: float
 
 
+class QueueView(Wire):
+    """The place of a job in the queue. `position` is 1 for the next job. `waits_for` is what must be free first."""
+
+    position: int
+    length: int
+    waits_for: str
+
+
 class TransitionView(Wire):
     """A change of a job's state. `source` is null for the first one."""
 
@@ -116,10 +125,26 @@ class HangView(Wire):
     stacks: str
 
 
+class ProfileView(Wire):
+    """The latest profile that was requested of a job.
+
+    `directory` is on the machine of the job. `summary` has the most important results, once the profile is done.
+    """
+
+    state: Literal["idle", "waiting", "recording", "writing", "done", "failed"]
+    directory: str | None = None
+    summary: str | None = None
+    error: str | None = None
+
+
 class JobView(JobRow):
-    """A job with all details. `submitted` is its spec as written, `resolved` is the spec with all values filled in."""
+    """A job with all details. `submitted` is its spec as written, `resolved` is the spec with all values filled in.
+
+    `queue` is null unless the job waits for resources of this machine.
+    """
 
     queue_time: datetime
+    queue: QueueView | None
     failures: int
     losses: int
     holds: Holds
@@ -191,29 +216,90 @@ class PackageView(Wire):
 
 
 class Series(Wire):
-    """A curve. A value that isn't a finite number is null."""
+    """A curve. A value that isn't a finite number is null.
+
+    An area of "Time by cause" also has `total`, the seconds of its cause in all, and `colour`, the cause's number.
+    """
 
     name: str
     x: list[float]
     y: list[float | None]
+    total: float | None = None
+    colour: int | None = None
 
 
 class Figure(Wire):
-    """Curves in one chart. `x` is their axis: steps, or seconds since the job began to run."""
+    """Curves in one chart. `x` is their axis: steps, or seconds since the job began to run.
+
+    Curves of the kind "stacked" have the same `x`, and are drawn as areas, one upon the other.
+    """
 
     title: str
-    unit: Literal["", "cores", "bytes", "share"]
+    kind: Literal["lines", "stacked"] = "lines"
+    unit: Literal["", "cores", "bytes", "share", "rate"]
     x: Literal["step", "seconds"]
     series: list[Series]
 
 
 class Figures(Wire):
-    """The metrics of a job's runs, and the measurements of its supervisor. A note explains an empty list."""
+    """The metrics of a job's runs, the monitor's record, and the measurements of the supervisor.
+
+    A note explains an empty list. `time` is where the time of the training goes, and its speed; `advice` is the monitor's.
+    `remainingSeconds` is null if the end of the training can't be known.
+    """
 
     training: list[Figure]
     training_note: str
+    time: list[Figure]
+    time_note: str
+    advice: list[str]
+    remaining_seconds: float | None
     devices: list[Figure]
     devices_note: str
+
+
+class CauseView(Wire):
+    """The part of a job's time with one cause. `usd` is null if the price is unknown."""
+
+    cause: Cause
+    label: str
+    seconds: float
+    share: float
+    device_seconds: float
+    usd: float | None
+
+
+class AttemptGoodput(Wire):
+    """The time of an attempt by cause, and its steps, which are null without a record of its training."""
+
+    attempt: int
+    began: datetime
+    ended: datetime
+    seconds: dict[Cause, float]
+    first_step: int | None
+    last_step: int | None
+    lost_steps: int
+
+
+class GoodputView(Wire):
+    """The time and the money of a job by cause. `goodput` is null if the training time isn't split (`split`)."""
+
+    began: datetime
+    ended: datetime
+    runs: bool
+    wall_seconds: float
+    goodput: float | None
+    split: bool
+    usd: float | None
+    usd_lost: float | None
+    usd_per_hour: float | None
+    machine: str
+    last_step: int | None
+    lost_steps: int
+    summary: str
+    causes: list[CauseView]
+    attempts: list[AttemptGoodput]
+    notes: list[str]
 
 
 def moment(seconds: float | None) -> Any:

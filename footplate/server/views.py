@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
+from footplate.core.goodput.text import sentences, summary
+from footplate.core.profile_requests import ProfileStatus
+from footplate.jobs.goodput import job_ledger
 from footplate.jobs.hangs import hangs_of
 from footplate.jobs.operations import Jobs
 from footplate.jobs.record import Job
@@ -15,12 +19,15 @@ from footplate.server.models import (
     Checked,
     Error,
     ErrorView,
+    GoodputView,
     HangView,
     Holds,
     JobRow,
     JobView,
     ProblemView,
     ProcessView,
+    ProfileView,
+    QueueView,
     TransitionView,
     moment,
 )
@@ -36,10 +43,12 @@ def row(summary: Summary, mask: Mask) -> JobRow:
 
 def view(jobs: Jobs, job: Job, mask: Mask) -> JobView:
     """Describe a job with its history."""
+    place = jobs.place(job)
     return JobView(
         **_common(job, mask),
         labels=mask.all(job.labels),
         queue_time=moment(job.queued),
+        queue=None if place is None else QueueView(**asdict(place)),
         failures=job.failures,
         losses=job.losses,
         holds=Holds(cpus=job.needs.cpus, gpus=job.needs.gpus, memory_gb=job.needs.memory_gb),
@@ -73,6 +82,30 @@ def view(jobs: Jobs, job: Job, mask: Mask) -> JobView:
         ],
         submitted=mask.all(submitted(job)),
         resolved=mask.all({key: job.spec[key] for key in RESOLVED if key in job.spec}),
+    )
+
+
+def goodput(jobs: Jobs, job: Job, mask: Mask) -> GoodputView:
+    """Describe the time and the money of a job."""
+    result = job_ledger(jobs.home, jobs.store, job)
+    values = result.to_dict()
+    times = {"began": moment(result.began), "ended": moment(result.ended)}
+    attempts = [
+        {**attempt, "began": moment(attempt["began"]), "ended": moment(attempt["ended"])}
+        for attempt in values["attempts"]
+    ]
+    notes = [mask.text(sentence) for sentence in sentences(result)]
+    return GoodputView.model_validate(
+        {**values, **times, "attempts": attempts, "notes": notes, "summary": summary(result)}
+    )
+
+
+def profile(status: ProfileStatus, mask: Mask) -> ProfileView:
+    """Describe a profile."""
+    texts = {name: getattr(status, name) for name in ("directory", "summary", "error")}
+    return ProfileView(
+        state=status.state,  # type: ignore[arg-type]
+        **{name: None if text is None else mask.text(text) for name, text in texts.items()},
     )
 
 

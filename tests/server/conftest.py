@@ -16,9 +16,33 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from browsing import browser as browser
 from jobs.conftest import Bench, a_bench, until
 
 JSON = {"Content-Type": "application/json", "X-Footplate": "1"}
+# A program that trains until it may end. Its argument is the job's name.
+TRAINS = """
+import torch
+import footplate as fp
+
+class Net(fp.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+    def training_step(self, batch, batch_idx):
+        (place / ("trains-" + sys.argv[1])).touch()
+        return self.net(batch).mean()
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if (place / ("go-" + sys.argv[1])).exists():
+            self.trainer.should_stop = True
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+fp.Trainer(
+    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    default_root_dir=place / ("run-" + sys.argv[1]), max_epochs=-1,
+).fit(Net(), torch.utils.data.DataLoader(torch.ones(64, 4), batch_size=4))
+"""
 
 
 @dataclass

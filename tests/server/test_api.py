@@ -19,7 +19,7 @@ from jobs.conftest import Bench, until
 from footplate.jobs.states import State
 from footplate.server.app import make_app
 from footplate.server.dependencies import ServerContext
-from server.conftest import Server, config, packed
+from server.conftest import TRAINS, Server, config, packed
 
 pytestmark = pytest.mark.engine
 
@@ -57,6 +57,12 @@ def test_a_job_from_its_package_to_its_end(server: Server, bench: Bench):
     assert server("GET", "/api/jobs/whole_1/logs").body == b"[1 master-0] ['--epochs', '2']\n[1 master-0] saved\n"
     assert server("GET", "/api/jobs/whole_1/logs?attempt=1&source=master-0&tail=1").body == b"saved\n"
     assert server("GET", "/api/jobs/whole_1/logs?attempt=2").body == b""
+    found = server("GET", "/api/jobs/whole_1/logs?search=SAVE")
+    assert (found.body, found.headers["x-footplate-hits"]) == (b"[1 master-0:2] saved\n", "1")
+    assert found.headers["x-footplate-complete"] == "true"
+    assert server("GET", "/api/jobs/whole_1/logs?search=s&tail=1").body == b"[1 master-0:2] saved\n"
+    assert server("GET", "/api/jobs/whole_1/logs?search=saved&attempt=2").body == b""
+    assert server("GET", f"/api/jobs/whole_1/logs?search={'x' * 201}").status == 422
     assert ended["hangs"] == []
     (bench.jobs.home.attempt("whole_1", 1) / "hang-1.txt").write_text("rank 1 is late\n\nall stacks\n")
     (hang,) = server("GET", "/api/jobs/whole_1").json["hangs"]
@@ -194,6 +200,7 @@ def test_without_the_token_nothing_is_answered_and_no_job_inherits_it(guarded: S
     shown = server("GET", "/api/jobs/token_1/logs").body.decode() + json.dumps(job)
     shown += server("GET", "/api/jobs/token_1/events").body.decode() + server("GET", "/api/jobs").body.decode()
     assert "[hidden]" in shown
+    assert server("GET", "/api/jobs/token_1/logs?search=hf_abc").body == b""
     for secret in (SECRET, "hf_abcdefghijkl", "me:mine@"):
         assert secret not in shown
 
@@ -242,9 +249,46 @@ def test_curves_of_a_run_and_of_the_machine(server: Server, bench: Bench):
     )
     (bench.directory / "go-curves_1").touch()
     assert [one["title"] for one in found["training"]] == ["loss"]
-    assert found["training"][0]["series"] == [{"name": "train_loss", "x": [1, 2], "y": [2, 1]}]
+    loss = {"name": "train_loss", "x": [1, 2], "y": [2, 1], "total": None, "colour": None}
+    assert found["training"][0]["series"] == [loss]
     assert [one["title"] for one in found["devices"]] == ["Processor", "Memory"]
     server.is_in("SUCCEEDED", "curves_1")
+
+
+def test_time_and_money_of_a_job_by_cause(server: Server, bench: Bench):
+    bench.program(
+        """
+        out = Path(os.environ["FOOTPLATE_JOB_DIR"]); out.mkdir(exist_ok=True)
+        def add(kind, **values):
+            with (out / "monitor.jsonl").open("a") as file:
+                file.write(json.dumps({"kind": kind, "time": time.time(), **values}) + "\\n")
+        add("start", step=0, world_size=2, setup_s=0.0)
+        time.sleep(0.5)
+        add("window", step=20, batches=20, wall_s=0.5, seconds={"input": 0.1, "step": 0.4})
+        until_there("go-goodput_1")
+        add("end", step=20, status="finished")
+        """
+    )
+    submit(server, bench, "goodput_1")
+    running = until(
+        lambda: (
+            (one := server("GET", "/api/jobs/goodput_1/goodput").json)["lastStep"] is not None and one["split"] and one
+        )
+    )
+    assert (running["runs"], running["lostSteps"]) == (True, 0)
+    (bench.directory / "go-goodput_1").touch()
+    job = server.is_in("SUCCEEDED", "goodput_1")
+    found = server("GET", "/api/jobs/goodput_1/goodput").json
+    assert (found["began"], found["ended"][:23], found["runs"]) == (job["createTime"], job["endTime"][:23], False)
+    seconds = {one["cause"]: one["seconds"] for one in found["causes"]}
+    assert {"queued", "startup", "training", "input"} <= seconds.keys()
+    assert abs(sum(seconds.values()) - found["wallSeconds"]) < 1e-3
+    assert seconds["input"] == pytest.approx(0.1, abs=0.01)
+    assert found["goodput"] == pytest.approx(seconds["training"] / (found["wallSeconds"] - seconds["queued"]), abs=1e-3)
+    assert found["usd"] == pytest.approx(sum(one["usd"] for one in found["causes"]), abs=1e-5)
+    assert [(one["attempt"], one["firstStep"], one["lastStep"]) for one in found["attempts"]] == [(1, 0, 20)]
+    assert found["summary"].startswith("goodput: ")
+    assert server("GET", "/api/jobs/goodput_2/goodput").status == 404
 
 
 def test_the_server_holds_nothing_so_killing_it_loses_nothing(serve, server: Server, bench: Bench):
@@ -418,3 +462,36 @@ def test_a_wait_ends_when_its_client_has_gone(server: Server, bench: Bench):
     assert server("GET", "/api/jobs/abandoned_1").json["state"] != "SUCCEEDED"
     (bench.directory / "go-abandoned_1").touch()
     server.is_in("SUCCEEDED", "abandoned_1")
+
+
+@pytest.mark.slow
+def test_a_running_job_is_profiled(server: Server, bench: Bench):
+    bench.program(TRAINS)
+    submit(server, bench, "profiled_1", args=["profiled_1"])
+    server.is_in("RUNNING", "profiled_1")
+    bench.there("trains-profiled_1")
+    assert server("GET", "/api/jobs/profiled_1/profile").json["state"] == "idle"
+    assert server("POST", "/api/jobs/profiled_1/profile?steps=0").status == 422
+    assert server("POST", "/api/jobs/nobody_1/profile").status == 404
+
+    asked = server("POST", "/api/jobs/profiled_1/profile?steps=3")
+    assert (asked.status, asked.json["state"]) == (202, "waiting")
+
+    def look() -> Any:
+        profile = server("GET", "/api/jobs/profiled_1/profile").json
+        return profile if profile["state"] in ("done", "failed") else None
+
+    profile = until(look)
+    assert profile["state"] == "done", profile
+    assert profile["summary"].startswith("Profile of steps ")
+    assert profile["error"] is None
+    assert (Path(profile["directory"]) / "trace-rank0.json.gz").exists()
+
+    (bench.directory / "go-profiled_1").touch()
+    assert server("GET", "/api/jobs/profiled_1/wait?timeout=120").json["state"] == "SUCCEEDED"
+    again = server("POST", "/api/jobs/profiled_1/profile")
+    assert (again.status, again.message) == (409, "profiled_1 is SUCCEEDED: only a running job has a profile.")
+    # The files outlast the process.
+    assert server("GET", "/api/jobs/profiled_1/profile").json["state"] == "done"
+    assert server("DELETE", "/api/jobs/profiled_1").status == 204
+    assert server("GET", "/api/jobs/profiled_1/profile").status == 404

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -80,3 +83,44 @@ def test_a_long_curve_is_thinned_and_keeps_its_extremes(values):
     if numbers:
         assert min(numbers) in [y for _, y in kept]
         assert max(numbers) in [y for _, y in kept]
+
+
+def test_the_record_of_a_training_becomes_areas_rates_and_advice(tmp_path):
+    now = time.time() - 100.0
+    parts = {"input": 0.5, "forward": 1.0, "checkpoint": 0.5}
+    window = {"kind": "window", "wall_s": 2.0, "seconds": parts, "samples": 64, "tokens": None, "flops": 4e9}
+    rows = [
+        {"kind": "start", "time": now, "step": 0, "total_steps": 40},
+        {**window, "time": now + 2.0, "step": 10},
+        {**window, "time": now + 90.0, "step": 20},
+        {"kind": "start", "time": now + 95.0, "step": 20, "total_steps": 40},
+        {**window, "time": now + 99.0, "step": 30},
+        {"kind": "advice", "time": now + 99.0, "rule": "input", "text": "set https://me:my-secret@host"},
+    ]
+    (tmp_path / "monitor.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = Job("my_job", State.RUNNING, now, now, machine.host(), "local", plan={"job_dir": str(tmp_path)})
+    found = figures(job, Home(tmp_path), Mask())
+    assert found.time_note == ""
+    areas, samples, flops = found.time
+    assert (areas.title, areas.kind, areas.unit) == ("Time by cause", "stacked", "share")
+    assert [(one.name, one.total) for one in areas.series] == [
+        ("forward", 3.0), ("waiting for input", 1.5), ("checkpoints", 1.5),
+    ]  # fmt: skip
+    assert [round(x) for x in areas.series[0].x] == [0, 2, 90, 97, 97, 99]
+    assert areas.series[0].y == [0.5, 0.5, 0.5, None, 0.5, 0.5]
+    assert (samples.title, samples.series[0].y[0]) == ("Samples per second", 32.0)
+    assert (flops.title, flops.series[0].y[0]) == ("FLOPs per second", 2e9)
+    assert found.advice == ["set https://me:[hidden]@host"]
+    assert found.remaining_seconds is not None
+    assert 0.0 <= found.remaining_seconds <= 2.0
+    queued = Job("my_job", State.QUEUED, now, now, machine.host(), "local", plan={"job_dir": str(tmp_path)})
+    assert figures(queued, Home(tmp_path), Mask()).remaining_seconds is None
+
+
+def test_without_a_record_one_sentence_explains_it(tmp_path):
+    job = Job("my_job", State.RUNNING, 0.0, 0.0, machine.host(), "local", plan={"job_dir": str(tmp_path)})
+    found = figures(job, Home(tmp_path), Mask())
+    assert (found.time, found.advice) == ([], [])
+    assert found.time_note == (
+        f"There is no monitor.jsonl of this job in {tmp_path} yet. A Trainer writes it about once a second while it trains."
+    )

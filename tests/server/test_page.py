@@ -2,68 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import shutil
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from browsing import CONTRAST, UNNAMED, WIDTHS, watched
 from jobs.conftest import PATIENCE_S, Bench
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from server.conftest import Server, config
+from footplate.jobs.backends.local import machine
+from server.conftest import TRAINS, Server, config
 
 pytestmark = pytest.mark.engine
 
 expect.set_options(timeout=PATIENCE_S * 1000)
-WIDTHS = {"laptop": (1280, 800), "phone": (390, 844)}
 PROGRAM = """
 out = Path(os.environ["FOOTPLATE_JOB_DIR"]); out.mkdir(exist_ok=True)
 long = "what_somebody_has_measured_under_a_name_that_is_longer_than_a_phone_is_wide"
 (out / "metrics.csv").write_text(f"step,epoch,train_loss,val_loss,{long}\\n10,0,2.0,,1\\n20,0,1.5,1.75,1\\n")
+parts = {"input": 0.5, "step": 1.0, "validation": 0.25, "checkpoint": 0.25}
+window = {"batches": 20, "wall_s": 2.0, "seconds": parts, "samples": 64}
+(out / "monitor.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in [
+    {"kind": "start", "time": time.time(), "step": 0, "world_size": 2, "setup_s": 0.0},
+    {"kind": "window", "time": time.time() + 2.0, "step": 20, **window},
+    {"kind": "advice", "time": time.time() + 2.0, "rule": "input", "text": "Set <i>num_threads=8</i>: up to 2.5×."},
+]))
 print("<script>document.title = 'attacked'</script> & \\x1b[31mred\\x1b[0m", flush=True)
 until_there("go-on")
 print("it goes on", flush=True)
 until_there("go-" + sys.argv[1])
 sys.exit(2)
 """
-CONTRAST = """() => {
-  const light = (rgb) => rgb.map((v) => v / 255).map((v) => (v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4))
-    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const behind = (one) => {
-    for (let at = one; at; at = at.parentElement) {
-      const found = parse(getComputedStyle(at).backgroundColor);
-      if (found.length < 4 || found[3] > 0) return found.slice(0, 3);
-    }
-  };
-  const poor = [];
-  for (const one of document.querySelectorAll("body *")) {
-    const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || !one.checkVisibility() || one.closest("svg, option")) continue;
-    const [a, b] = [light(parse(getComputedStyle(one).color).slice(0, 3)), light(behind(one))].sort((x, y) => y - x);
-    if ((a + .05) / (b + .05) < 4.5) poor.push(one.textContent.trim().slice(0, 40));
-  }
-  return poor;
-}"""
 VISIBLE = """(visible) => {
   Object.defineProperty(document, "hidden", { value: !visible, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
-UNNAMED = """() => [...document.querySelectorAll("button, a, input, select")].filter((one) => one.checkVisibility()
-  && !(one.textContent.trim() || one.labels?.length || one.getAttribute("aria-label"))).map((one) => one.outerHTML)"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert program, "expected Chromium: apt-get install chromium"
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=flags)
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -73,23 +50,13 @@ def page(browser: Browser) -> Iterator[Page]:
     context.close()
 
 
-def watched(page: Page) -> Page:
-    """A page that fails its test if one of its scripts fails, or if it loads anything from elsewhere."""
-    page.set_default_timeout(PATIENCE_S * 1000)
-
-    def refuse(text: str) -> None:
-        raise AssertionError(text)
-
-    page.on("pageerror", lambda error: refuse(str(error)))
-    page.on("request", lambda one: "127.0.0.1" in one.url or one.url.startswith("blob:") or refuse(one.url))
-    return page
-
-
-def submit(server: Server, bench: Bench, name: str) -> None:
-    bench.program(PROGRAM)
+def submit(
+    server: Server, bench: Bench, name: str, program: str = PROGRAM, args: list[str] | None = None, **spec: str
+) -> None:
+    bench.program(program)
     body = {
-        "jobId": name, "packagePath": str(bench.directory / "trainer"), "args": [name],
-        "config": {**config(bench, jobDir=str(bench.directory / f"out-{name}")), "labels": {"team": "vision"}},
+        "jobId": name, "packagePath": str(bench.directory / "trainer"), "args": args or [name],
+        "config": {**config(bench, jobDir=str(bench.directory / f"out-{name}"), **spec), "labels": {"team": "vision"}},
     }  # fmt: skip
     found = server("POST", "/api/jobs", body)
     assert found.status == 201, found.body
@@ -111,6 +78,13 @@ def test_a_job_is_followed_cancelled_resubmitted_and_deleted(server: Server, ben
     page.keyboard.press("End")
     expect(page.get_by_text("step 20: train_loss 1.5, val_loss 1.75")).to_be_visible()
     expect(page.get_by_role("img", name="Memory by seconds")).to_be_visible()
+    expect(page.get_by_role("img", name="Time by cause by seconds. rest of the step: 50.0 % in total")).to_be_visible()
+    expect(page.get_by_role("img", name="Samples per second by seconds. samples/s: from 32")).to_be_visible()
+    expect(page.get_by_role("listitem").filter(has_text="Set <i>num_threads=8</i>: up to 2.5×.")).to_be_visible()
+    causes = page.get_by_role("table", name="Time by cause")
+    expect(causes.get_by_role("row", name="waiting for input")).to_contain_text("$")
+    expect(page.get_by_role("img", name="Time by cause: training")).to_be_visible()
+    expect(page.get_by_text("Price: $0.19 an hour (if it ran on 1 n1-standard-4")).to_be_visible()
     expect(page.get_by_label("The specification as submitted")).to_contain_text("pythonModule: trainer.task")
     expect(page.get_by_label("The specification as resolved")).to_contain_text("machineType: n1-standard-4")
 
@@ -130,6 +104,8 @@ def test_a_job_is_followed_cancelled_resubmitted_and_deleted(server: Server, ben
     page.get_by_role("button", name="Resubmit", exact=True).click()
     expect(page.get_by_role("heading", name="flowers_1 failed")).to_be_visible()
     expect(page.get_by_role("cell", name="ended with exit code 2")).to_be_visible()
+    expect(causes.get_by_role("row", name="ended, before it was continued")).to_be_visible()
+    expect(page.get_by_role("table", name="Attempts").get_by_role("row")).to_have_count(3)
     expect(output).to_contain_text("master-0 (2)it goes on")
     page.get_by_label("Attempt").select_option("2")
     expect(output).not_to_contain_text("master-0it goes on")
@@ -160,6 +136,53 @@ def test_a_chart_of_extreme_values_has_a_curve(server: Server, page: Page, value
     assert curve.startswith("M")
     assert "NaN" not in drawing
     assert "Infinity" not in drawing
+
+
+CHARTS = """async () => {
+  const { charts } = await import("/charts.js");
+  const main = document.getElementById("main");
+  const x = Array.from({ length: 101 }, (_, index) => index * 1000);
+  const figure = (title, y) => ({ title, x: "step", unit: "", series: [{ name: title, x, y }] });
+  main.replaceChildren();
+  charts(main, [figure("loss", x.map((at) => at / 1000)), figure("rate", x.map((at) => 1e5 - at))], "");
+}"""
+TICKS = """(name) => [...document.querySelectorAll(`[aria-label^="${name} by"] text`)].map((one) => one.textContent)"""
+
+
+def test_charts_with_the_same_axis_zoom_together(server: Server, page: Page):
+    page.goto(f"{server.url}/#/check")
+    page.evaluate(CHARTS)
+    loss, rate = (page.get_by_role("img", name=f"{name} by step") for name in ("loss", "rate"))
+    reset = page.get_by_role("button", name="Reset the zoom of loss")
+    expect(reset).to_be_hidden()
+    box = loss.bounding_box()
+    assert box is not None
+    width = box["width"] - 70  # the edges of the axis
+    page.mouse.move(box["x"] + 58 + width * 0.2, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 58 + width * 0.4, box["y"] + 80, steps=4)
+    page.mouse.up()
+    expect(rate).to_have_accessible_name(re.compile("Zoomed to step 2[01]\\d\\d\\d"))
+    zoomed = [float(text) for text in page.evaluate(TICKS, "loss")]
+    assert 19_000 <= min(tick for tick in zoomed if tick > 100) < max(zoomed) <= 42_000
+    assert max(tick for tick in zoomed if tick <= 100) <= 50  # the y axis fits what is shown
+    loss.hover()
+    expect(page.get_by_text(re.compile("step [23]\\d000: loss [23]\\d"))).to_be_visible()
+    reset.click()
+    expect(rate).not_to_have_accessible_name(re.compile("Zoomed"))
+    expect(loss).to_be_focused()
+
+    page.keyboard.press("+")
+    expect(page.get_by_text("Zoomed to step 25000 to step 75000.")).to_be_visible()
+    page.keyboard.press("Shift+ArrowRight")
+    expect(rate).to_have_accessible_name(re.compile("Zoomed to step 37500 to step 87500"))
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_text("step 38000: loss 38")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(loss).not_to_have_accessible_name(re.compile("Zoomed"))
+    page.keyboard.press("+")
+    loss.dblclick()
+    expect(reset).to_be_hidden()
 
 
 FLOOD = """async (count) => {
@@ -216,6 +239,93 @@ def test_a_hang_is_shown_with_its_stacks(server: Server, bench: Bench, page: Pag
     expect(page.locator(".hangs pre")).to_contain_text("rank 0: process 7")
 
 
+LASTS = """
+out = Path(os.environ["FOOTPLATE_JOB_DIR"]); out.mkdir(exist_ok=True)
+now = time.time()
+(out / "monitor.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in [
+    {"kind": "start", "time": now, "step": 0, "total_steps": 7330},
+    {"kind": "window", "time": now + 1.0, "step": 10, "batches": 10, "wall_s": 1.0, "seconds": {"step": 1.0}},
+]))
+until_there("go-" + sys.argv[1])
+"""
+
+
+def test_a_running_job_shows_its_time_left_and_a_queued_one_its_place(server: Server, bench: Bench, page: Page):
+    cores = machine.resources().cpus
+    submit(server, bench, "lasts_1", LASTS)
+    server.is_in("RUNNING", "lasts_1")
+    page.goto(f"{server.url}/#/jobs/lasts_1")
+    expect(page.get_by_text(re.compile("^about 1[12] min left$"))).to_be_visible()
+
+    for name in ("waits_1", "waits_2"):
+        submit(server, bench, name, "", scaleTier="CUSTOM", masterType="n1-standard-96")
+    page.goto(f"{server.url}/#/jobs/waits_2")
+    place = page.locator(".expected")
+    expect(place).to_have_text(re.compile(f"^2nd of 2 in the queue; waits for {cores:.6g} vCPU \\([\\d.]+ free\\)"))
+    assert server("GET", "/api/jobs/waits_1").json["queue"]["position"] == 1
+    assert server("GET", "/api/jobs/lasts_1").json["queue"] is None
+    server("POST", "/api/jobs/waits_1/cancel")
+    expect(place).to_have_text(re.compile("^1st of 1 in the queue"))
+    server("POST", "/api/jobs/waits_2/cancel")
+    expect(place).to_have_count(0)
+    (bench.directory / "go-lasts_1").touch()
+    page.goto(f"{server.url}/#/jobs/lasts_1")
+    expect(page.get_by_role("heading", name="lasts_1 succeeded")).to_be_visible()
+    expect(place).to_have_count(0)
+
+
+SPEAKS = """
+for number in range(6000):
+    print(f"step {number}")
+    if number in (3, 2000, 5990):
+        print(f"<b>A Warning</b> at {number}")
+"""
+
+
+def test_the_whole_output_is_searched(server: Server, bench: Bench, page: Page):
+    submit(server, bench, "speaks_1", SPEAKS)
+    server.is_in("SUCCEEDED", "speaks_1")
+    page.goto(f"{server.url}/#/jobs/speaks_1")
+    output, found = page.get_by_role("log"), page.get_by_role("region", name="Lines that were found")
+    expect(output).to_contain_text("step 5999")
+    expect(output).not_to_contain_text("at 2000")  # only the end is loaded
+    page.get_by_label("Search in all output").fill("b>a warning")
+    expect(found.locator("> div")).to_have_text([
+        "master-0:5<b>A Warning</b> at 3", "master-0:2003<b>A Warning</b> at 2000", "master-0:5994<b>A Warning</b> at 5990",
+    ])  # fmt: skip
+    expect(found.locator("mark")).to_have_text(["b>A Warning"] * 3)
+    expect(output).to_be_hidden()
+    expect(page.get_by_text("3 of 3 lines")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("1 of 3 lines")).to_be_visible()
+    expect(found.locator(".current")).to_contain_text("at 3")
+    page.keyboard.press("Shift+Enter")
+    page.get_by_role("button", name="Previous hit").click()
+    expect(found.locator(".current")).to_contain_text("at 2000")
+    page.get_by_label("Search in all output").fill("no such (line")
+    expect(page.get_by_text("0 lines")).to_be_visible()
+    page.get_by_label("Search in all output").fill("")
+    expect(output).to_contain_text("step 5999")
+    expect(found).to_be_hidden()
+
+
+@pytest.mark.slow
+def test_a_button_profiles_a_running_job(server: Server, bench: Bench, page: Page):
+    submit(server, bench, "traced_1", TRAINS)
+    bench.there("trains-traced_1")
+    page.goto(f"{server.url}/#/jobs/traced_1")
+    expect(page.locator(".profile")).to_be_hidden()
+    page.get_by_role("button", name="Profile").click()
+    expect(page.locator(".profile pre")).to_contain_text("Profile of steps ")
+    expect(page.locator(".profile pre")).to_contain_text("trace-rank0.json.gz")
+    page.reload()
+    expect(page.locator(".profile pre")).to_contain_text("Profile of steps ")
+
+    (bench.directory / "go-traced_1").touch()
+    expect(page.get_by_role("button", name="Delete")).to_be_visible()
+    expect(page.get_by_role("button", name="Profile")).to_have_count(0)
+
+
 @pytest.mark.usefixtures("nightly")
 def test_the_replicas_stay_in_their_card(server: Server, bench: Bench, page: Page):
     page.set_viewport_size({"width": 1440, "height": 900})
@@ -268,6 +378,62 @@ def test_jobs_are_filtered_and_the_address_keeps_the_filter(server: Server, page
     expect(page.get_by_role("link", name="nightly_1")).to_have_count(0)
     page.get_by_label("State").select_option("RUNNING")
     expect(page.get_by_text("No job matches the filter.")).to_be_visible()
+
+
+COMPARED = """
+out = Path(os.environ["FOOTPLATE_JOB_DIR"]); out.mkdir(exist_ok=True)
+rate = float(sys.argv[sys.argv.index("--rate") + 1])
+(out / "metrics.csv").write_text(f"step,epoch,train_loss,val_<b>loss\\n10,0,{2 * rate},1\\n20,0,{rate},1\\n")
+(out / "monitor.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in [
+    {"kind": "start", "time": time.time(), "step": 0},
+    {"kind": "window", "time": time.time() + 2.0, "step": 20, "batches": 20, "wall_s": 2.0,
+     "seconds": {"input": rate, "step": 2.0 - rate}, "samples": 64},
+]))
+"""
+
+
+def test_jobs_are_compared_side_by_side(server: Server, bench: Bench, browser: Browser, page: Page):
+    for name, rate in (("rate_1", "0.25"), ("rate_2", "0.5")):
+        submit(server, bench, name, COMPARED, args=[name, "--rate", rate])
+        server.is_in("SUCCEEDED", name)
+    page.goto(f"{server.url}/#/?name=rate_")
+    page.get_by_role("checkbox", name="Compare rate_1").press("Space")
+    expect(page.get_by_text("Choose another job to compare.")).to_be_visible()
+    expect(page.get_by_role("link", name=re.compile("Compare \\d jobs"))).to_have_count(0)
+    page.get_by_role("checkbox", name="Compare rate_2").check()
+    page.get_by_role("link", name="Compare 2 jobs").click()
+    expect(page).to_have_url(f"{server.url}/#/compare/rate_1,rate_2")
+
+    differences = page.get_by_role("table", name="Differences of the specifications")
+    expect(differences.get_by_role("row", name="--rate")).to_have_text("--rate0.250.5")
+    expect(differences.get_by_role("row", name="argument 1")).to_have_text("argument 1rate_1rate_2")
+    expect(differences.get_by_role("row", name="region")).to_have_count(0)
+    values = page.get_by_role("table", name="Final values")
+    expect(values.get_by_role("row", name="train_loss")).to_have_text("train_loss0.250.5")
+    expect(values.get_by_role("row", name="val_<b>loss")).to_have_text("val_<b>loss11")
+    expect(values.get_by_role("row", name="time: waiting for input")).to_have_text(
+        "time: waiting for input12.5 %25.0 %"
+    )
+    curves = page.get_by_role(
+        "img", name=re.compile("^loss by step. rate_1 train_loss: from 0.5 .* rate_2 train_loss: from 1 to 0.5")
+    )
+    expect(curves).to_be_visible()
+    colours = "(one) => [...one.querySelectorAll('.curve')].map((path) => getComputedStyle(path).stroke)"
+    first, second = curves.evaluate(colours)
+    assert first != second
+
+    page.goto(f"{server.url}/#/compare/rate_1,no_such_job")
+    expect(page.get_by_text("There is no job no_such_job.")).to_be_visible()
+    expect(page.get_by_text("The specifications are equal.")).to_be_visible()
+    for width, scheme in itertools.product(WIDTHS.values(), ("light", "dark")):
+        context = browser.new_context(viewport=dict(zip(("width", "height"), width, strict=True)), color_scheme=scheme)  # pyright: ignore[reportArgumentType]
+        page = watched(context.new_page())
+        page.goto(f"{server.url}/#/compare/rate_1,rate_2")
+        expect(page.get_by_role("table", name="Final values")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width[0]
+        assert page.evaluate(CONTRAST) == []
+        assert page.evaluate(UNNAMED) == []
+        context.close()
 
 
 def test_a_job_is_checked_before_it_is_submitted(server: Server, bench: Bench, page: Page):

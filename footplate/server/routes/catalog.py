@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from footplate.jobs.catalog.lookup import find_accelerator, find_machine
-from footplate.jobs.catalog.regions import accelerators_in, check_region, regions_of
-from footplate.jobs.catalog.rows import Accelerator, Machine, Region, catalog
-from footplate.jobs.catalog.successors import what_became
-from footplate.jobs.catalog.validity import Choice, check
+from footplate.catalog.lookup import find_accelerator, find_machine
+from footplate.catalog.regions import accelerators_in, check_region, regions_of
+from footplate.catalog.rows import Accelerator, Machine, Region, catalog
+from footplate.catalog.successors import what_became
+from footplate.catalog.validity import Choice, check
 from footplate.server.models import Wire, error_responses
 
 router = APIRouter(prefix="/api/catalog", tags=["catalog"])

@@ -1,4 +1,4 @@
-"""Jobs: submit, check, list, describe, wait, cancel, resubmit, delete, and their recorded figures."""
+"""Jobs: submit, check, list, describe, wait, cancel, resubmit, profile, delete, and their recorded figures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from footplate.core.profile_requests import MAX_STEPS
 from footplate.jobs.backends import OPTIONS
 from footplate.jobs.listing import select
+from footplate.jobs.questions import processes_of
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.submission import plan, submit
 from footplate.server import submission, views
 from footplate.server.dependencies import Context
 from footplate.server.figures import figures
-from footplate.server.models import Checked, Figures, JobList, JobView, Name, Submission, Submitted, error_responses
+from footplate.server.models import (
+    Checked,
+    Figures,
+    GoodputView,
+    JobList,
+    JobView,
+    Name,
+    ProfileView,
+    Submission,
+    Submitted,
+    error_responses,
+)
 
 router = APIRouter(prefix="/api", tags=["jobs"])
 LOOKUP_S = 0.3
@@ -118,6 +131,29 @@ def delete_job(context: Context, name: Name) -> None:
     """Delete a job that has ended, with its logs. The files in its job directory stay."""
     with context.open() as jobs:
         jobs.delete(name)
+    context.profiles.pop(name, None)
+
+
+@router.post("/jobs/{name}/profile", status_code=202, responses=error_responses(404, 409))
+def profile_job(
+    context: Context,
+    name: Name,
+    steps: Annotated[int, Query(ge=1, le=MAX_STEPS, description="how many steps to record")] = 10,
+) -> ProfileView:
+    """Profile the next steps of a running job's training. `GET …/profile` tells when the files are written."""
+    with context.open() as jobs:
+        processes = processes_of(jobs.store, jobs.find(name), "profile")
+    context.profiles[name] = processes.profile(steps)
+    return ProfileView(state="waiting")
+
+
+@router.get("/jobs/{name}/profile", responses=error_responses(404))
+def profile_of_job(context: Context, name: Name) -> ProfileView:
+    """Return the latest profile of a job that was requested over this server. Its state is "idle" if there is none."""
+    with context.open() as jobs:
+        jobs.store.find(name)
+    profile = context.profiles.get(name)
+    return ProfileView(state="idle") if profile is None else views.profile(profile.status(), context.mask)
 
 
 @router.get("/jobs/{name}/figures", responses=error_responses(404))
@@ -126,3 +162,10 @@ def figures_of_job(context: Context, name: Name) -> Figures:
     with context.open() as jobs:
         job = jobs.store.find(name)
     return figures(job, context.home, context.mask)
+
+
+@router.get("/jobs/{name}/goodput", responses=error_responses(404))
+def goodput_of_job(context: Context, name: Name) -> GoodputView:
+    """Return the time and the money of a job by cause, and the steps that were lost."""
+    with context.open() as jobs:
+        return views.goodput(jobs, jobs.store.find(name), context.mask)

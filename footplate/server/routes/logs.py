@@ -23,12 +23,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import StreamingResponse
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from footplate.jobs.operations import RECONCILE_S
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.supervision.follow import Follower, Line
 from footplate.server.dependencies import Context, ServerContext
+from footplate.server.log_search import Hits, search
 from footplate.server.models import Name, error_responses
 
 router = APIRouter(prefix="/api/jobs/{name}", tags=["logs"])
@@ -43,6 +44,17 @@ _Source = Annotated[
     Query(pattern=r"^((master|worker|parameter_server|evaluator)-\d{1,6}|prepare)$", description="such as master-0"),
 ]
 _Tail = Annotated[int | None, Query(ge=0, le=1_000_000, description="only this many of the last lines")]
+_Search = Annotated[
+    str | None,
+    Query(
+        alias="search",
+        min_length=1,
+        max_length=200,
+        description="only lines that contain this text, in any case: the last 1000 of them. Each begins with "
+        "[ATTEMPT SOURCE:NUMBER]. The header X-Footplate-Hits counts all; X-Footplate-Complete is false if the search took "
+        "too long",
+    ),
+]
 _EVENT = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
@@ -55,9 +67,18 @@ _EVENT = {
     response_class=StreamingResponse,
     responses={**error_responses(404), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-def logs(context: Context, name: Name, attempt: _Attempt = None, source: _Source = None, tail: _Tail = None) -> Any:
-    """Return the output so far, as text. With several attempts or processes, each line begins with its source."""
+def logs(
+    context: Context,
+    name: Name,
+    attempt: _Attempt = None,
+    source: _Source = None,
+    tail: _Tail = None,
+    wanted: _Search = None,
+) -> Any:
+    """Return the output so far, as text, or its lines with a text. Unless both are given, lines begin with their source."""
     follower = _follower(context, name)
+    if wanted is not None:
+        return _found(search(follower.lines(last=True), wanted, context.mask, attempt, source), tail)
     plain = attempt is not None and source is not None
     if tail is not None:
         follower.skip_to_tail(tail, attempt, source)
@@ -115,6 +136,13 @@ async def _live(
             alive = time.monotonic()
             yield ": still here\n\n"
         await asyncio.sleep(POLL_S)
+
+
+def _found(found: Hits, tail: int | None) -> Response:
+    hits = found.hits if tail is None else found.hits[max(0, len(found.hits) - tail) :]
+    text = "".join(f"[{hit.attempt} {hit.source}:{hit.number}] {hit.text}\n" for hit in hits)
+    headers = {"X-Footplate-Hits": str(found.count), "X-Footplate-Complete": str(found.complete).lower()}
+    return PlainTextResponse(text, headers=headers)
 
 
 def _follower(context: ServerContext, name: str) -> Follower:

@@ -32,6 +32,20 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} days`;
 }
 
+/** Format the time that is left, which is an estimate. */
+export function about(seconds) {
+  if (seconds < 60) return "less than a minute left";
+  if (seconds < 3600) return `about ${Math.round(seconds / 60)} min left`;
+  if (seconds < 172800) return `about ${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min left`;
+  return `about ${Math.round(seconds / 86400)} days left`;
+}
+
+/** Format a position: 1st, 2nd, 3rd, 4th. */
+export function ordinal(value) {
+  const ending = { one: "st", two: "nd", few: "rd", other: "th" };
+  return `${value}${ending[new Intl.PluralRules("en", { type: "ordinal" }).select(value)]}`;
+}
+
 /** Format a time; another day than today gets its date. */
 export function when(text) {
   if (!text) return "";
@@ -68,6 +82,10 @@ export function badge(state) {
 export function number(value, unit = "") {
   if (value === null || value === undefined) return "none";
   if (unit === "share") return `${Math.round(value * 100)} %`;
+  if (unit === "rate") {
+    const step = Math.min(6, Math.max(0, Math.floor(Math.log10(Math.max(1, value)) / 3)));
+    return `${Number((value / 1000 ** step).toPrecision(3))}${["", " k", " M", " G", " T", " P", " E"][step]}`;
+  }
   if (unit === "bytes") {
     const step = Math.min(4, Math.floor(Math.log(Math.max(1, value)) / Math.log(1024)));
     return `${Number((value / 1024 ** step).toPrecision(3))} ${["B", "KiB", "MiB", "GiB", "TiB"][step]}`;

@@ -2,12 +2,16 @@
 
 import { ask } from "./api.js";
 import { charts } from "./charts.js";
-import { badge, el, number, show, time, took, yaml } from "./dom.js";
+import { about, badge, el, number, ordinal, show, time, took, yaml } from "./dom.js";
+import { goodput } from "./goodput.js";
 import { complain, confirmed, watch } from "./live.js";
 import { logs } from "./logs.js";
+import { Zooms } from "./zooms.js";
 
 const FINAL = ["SUCCEEDED", "FAILED", "CANCELLED"];
 const QUIET_S = 10;
+const GOODPUT_S = 5;
+const PROFILE_STEPS = 10;
 
 export function jobView(main, name) {
   const head = el("div", { class: "head" });
@@ -16,13 +20,20 @@ export function jobView(main, name) {
   const replicas = section("Replicas", "replicas");
   const hung = section("Hangs", "hangs");
   hung.all.hidden = true;
+  const causes = section("Goodput", "goodput");
+  const profiled = section("Profile", "profile");
+  profiled.all.hidden = true;
   const training = section("Training", "figures");
+  const speed = section("Time and speed", "figures");
+  const advice = section("Advice", "advice");
+  advice.all.hidden = true;
   const devices = section("Devices", "figures");
+  const zooms = new Zooms();
   const output = section("Output", "output");
   const spec = section("Specification", "spec");
   main.append(
     el("nav", { "aria-label": "Breadcrumb" }, el("a", { href: "#/" }, "← All jobs")),
-    head, facts.all, hung.all, training.all, devices.all, output.all,
+    head, facts.all, hung.all, profiled.all, causes.all, training.all, speed.all, advice.all, devices.all, output.all,
     el("div", { class: "pair" }, history.all, replicas.all), spec.all);
   const following = logs(output.home, name);
 
@@ -37,7 +48,26 @@ export function jobView(main, name) {
     }
   }
 
+  async function profile() {
+    try {
+      await ask("POST", `/jobs/${name}/profile?steps=${PROFILE_STEPS}`);
+      profiling = true;
+      watching.now();
+    } catch (error) {
+      complain(error);
+    }
+  }
+
+  let remaining = null;
+  function draw(job) {
+    const expected = remaining === null ? queued(job.queue) : about(remaining);
+    show(head, [job.state, job.cause, expected], () => title(job, expected, FINAL.includes(job.state), act, profile));
+  }
+
   let drawn = "";
+  let counted = 0;
+  // The first look finds a profile that was requested before.
+  let profiling = true;
   const watching = watch(async (signal) => {
     let job;
     try {
@@ -49,23 +79,39 @@ export function jobView(main, name) {
       return 60;
     }
     const over = FINAL.includes(job.state);
-    show(head, [job.state, job.cause], () => title(job, over, act));
+    if (job.state !== "RUNNING") remaining = null;
+    draw(job);
     show(facts.home, [job.state, job.attempt, job.failures, job.losses, job.startTime, job.endTime, job.devices],
       () => factsOf(job));
     show(history.home, job.transitions, () => transitions(job.transitions));
     show(replicas.home, job.processes, () => processes(job));
     hung.all.hidden = !job.hangs.length;
     show(hung.home, job.hangs, () => hangs(job.hangs));
+    if (profiling) {
+      const latest = await ask("GET", `/jobs/${name}/profile`, { signal });
+      profiling = !["idle", "done", "failed"].includes(latest.state);
+      profiled.all.hidden = latest.state === "idle";
+      show(profiled.home, latest, () => profileOf(latest));
+    }
     show(spec.home, [job.submitted, job.resolved], () => specs(job));
     following.know(job);
     const now = over ? `${job.endTime}` : "";
     // The job was resubmitted, here or elsewhere.
     if (drawn && drawn !== now) following.again();
+    if (drawn !== now || (!over && Date.now() - counted > GOODPUT_S * 1000) || !counted) {
+      counted = Date.now();
+      goodput(causes.home, await ask("GET", `/jobs/${name}/goodput`, { signal }));
+    }
     if (!over || drawn !== now) {
       drawn = now;
       const found = await ask("GET", `/jobs/${name}/figures`, { signal });
-      charts(training.home, found.training, found.trainingNote);
-      charts(devices.home, found.devices, found.devicesNote);
+      remaining = job.state === "RUNNING" ? found.remainingSeconds : null;
+      draw(job);
+      charts(training.home, found.training, found.trainingNote, zooms);
+      charts(speed.home, found.time, found.timeNote, zooms);
+      charts(devices.home, found.devices, found.devicesNote, zooms);
+      advice.all.hidden = !found.advice.length;
+      show(advice.home, found.advice, () => el("ul", {}, found.advice.map((one) => el("li", {}, one))));
     }
     return over ? QUIET_S : 2;
   });
@@ -81,11 +127,19 @@ function section(title, kind) {
   return { home, all: el("section", { "aria-labelledby": id }, el("h2", { id }, title), home) };
 }
 
-function title(job, over, act) {
+/** Describe the place of a job in the queue. */
+function queued(place) {
+  if (!place) return "";
+  return `${ordinal(place.position)} of ${place.length} in the queue; ${place.waitsFor ? `waits for ${place.waitsFor}` : "it starts next"}`;
+}
+
+function title(job, expected, over, act, profile) {
   const button = (key, text, kind, onclick) => el("button", { type: "button", class: kind, data: { key }, onclick }, text);
   return [
-    el("div", {}, el("h1", {}, job.jobId, " ", badge(job.state)), job.cause && el("p", { class: "cause" }, job.cause)),
+    el("div", {}, el("h1", {}, job.jobId, " ", badge(job.state)), job.cause && el("p", { class: "cause" }, job.cause),
+      expected && el("p", { class: "expected" }, expected)),
     el("div", { class: "buttons" },
+      job.state === "RUNNING" && button("profile", "Profile", "", profile),
       !over && job.state !== "CANCELLING" && button("cancel", "Cancel …", "danger", () => act("cancel", `Cancel ${job.jobId}?`,
         "Its processes get a signal to save and exit, and have half a minute for that.")),
       ["FAILED", "CANCELLED"].includes(job.state) && button("resubmit", "Resubmit …", "main", () => act("resubmit",
@@ -138,6 +192,13 @@ function processes(job) {
 function hangs(found) {
   return found.map((one) => el("details", {}, el("summary", {}, `attempt ${one.attempt}: ${one.sentence}`),
     el("pre", { tabindex: "0", role: "region", "aria-label": `The stacks of attempt ${one.attempt}` }, one.stacks)));
+}
+
+function profileOf(latest) {
+  const text = { waiting: "The profile waits for the next step.", recording: "Steps are being recorded.",
+    writing: "The files are being written.", failed: `No profile was made: ${latest.error}.` }[latest.state];
+  return text ? el("p", { class: "empty", role: "status" }, text)
+    : el("pre", { tabindex: "0", role: "region", "aria-label": "The summary of the profile" }, latest.summary);
 }
 
 function specs(job) {

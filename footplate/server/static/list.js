@@ -1,6 +1,7 @@
 // The list of jobs with their states, filtered by state, name and label.
 
 import { ask } from "./api.js";
+import { MOST } from "./compare.js";
 import { badge, el, show, time, took } from "./dom.js";
 import { watch } from "./live.js";
 
@@ -17,13 +18,32 @@ export function listView(main, query) {
     placeholder: "team=vision", oninput: changed, pattern: "[a-z][a-z0-9_\\-]{0,62}=[a-z0-9_\\-]{0,63}",
     title: "KEY=VALUE" });
   const table = el("div", { class: "jobs" });
+  const chosen = new Set();
+  const compare = el("a", { class: "compare", hidden: true, "aria-describedby": "compare-how" });
+  const how = el("span", { id: "compare-how", class: "said", role: "status" });
   const more = el("div", { class: "more" });
   main.append(
     el("div", { class: "head" }, el("h1", {}, "Jobs"), el("a", { href: "#/check" }, "Check a config.yaml")),
     el("form", { class: "filters", role: "search", "aria-label": "Filter the jobs",
       onsubmit: (event) => event.preventDefault() },
-      el("label", {}, "State", state), el("label", {}, "Name", name), el("label", {}, "Label", label)),
+      el("label", {}, "State", state), el("label", {}, "Name", name), el("label", {}, "Label", label),
+      el("span", { class: "comparing" }, compare, how)),
     table, more);
+
+  function choose(name, yes) {
+    if (yes) chosen.add(name);
+    else chosen.delete(name);
+    comparing();
+  }
+
+  /** Offer the comparison of the chosen jobs. */
+  function comparing() {
+    const ready = chosen.size >= 2 && chosen.size <= MOST;
+    compare.hidden = !ready;
+    compare.textContent = ready ? `Compare ${chosen.size} jobs` : "";
+    compare.href = `#/compare/${[...chosen].join(",")}`;
+    how.textContent = chosen.size === 1 ? "Choose another job to compare." : chosen.size > MOST ? `Choose at most ${MOST} jobs.` : "";
+  }
 
   function wanted() {
     const found = new URLSearchParams();
@@ -42,7 +62,7 @@ export function listView(main, query) {
   const watching = watch(async (signal) => {
     const asked = wanted();
     const found = await ask("GET", `/jobs?${new URLSearchParams({ filter: filter(asked), limit })}`, { signal });
-    show(table, found.jobs, () => (found.jobs.length ? rows(found.jobs) : nothing(asked)));
+    show(table, found.jobs, () => (found.jobs.length ? rows(found.jobs, chosen, choose) : nothing(asked)));
     show(more, found.more, () => found.more && el("button", { type: "button", data: { key: "more" },
       onclick: () => { limit = Math.min(1000, limit + STEP); watching.now(); } }, "Show more"));
   });
@@ -58,12 +78,15 @@ function filter(asked) {
   return parts.join(" AND ");
 }
 
-function rows(jobs) {
+function rows(jobs, chosen, choose) {
   const heads = ["Job", "State", "Submitted", "Ran for", "Attempt", "Labels", "Cause"];
   return el("table", {},
     el("caption", { class: "unseen" }, "Jobs, the newest first"),
-    el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, el("span", { class: "unseen" }, "Compare")),
+      heads.map((head) => el("th", { scope: "col" }, head)))),
     el("tbody", {}, jobs.map((job) => el("tr", {},
+      el("td", { class: "choice" }, el("input", { type: "checkbox", "aria-label": `Compare ${job.jobId}`,
+        checked: chosen.has(job.jobId), data: { key: `choose-${job.jobId}` }, onchange: (event) => choose(job.jobId, event.target.checked) })),
       el("th", { scope: "row" }, el("a", { href: `#/jobs/${job.jobId}`, data: { key: job.jobId } }, job.jobId)),
       el("td", { data: { head: "State" } }, badge(job.state)),
       el("td", { data: { head: "Submitted" } }, time(job.createTime)),

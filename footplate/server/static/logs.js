@@ -1,6 +1,7 @@
-// The live output of a job's processes: of all of them, or of one attempt or process.
+// The live output of a job's processes: of all of them, or of one attempt or process. A search shows the lines that contain a text.
 
 import { ask, events } from "./api.js";
+import { searching } from "./log_search.js";
 import { el, show } from "./dom.js";
 import { complain } from "./live.js";
 
@@ -22,6 +23,7 @@ export function logs(home, name) {
       el("label", { class: "check" }, follow, "Follow"),
       el("button", { type: "button", onclick: download }, "Download"), said),
     lines);
+  const search = searching(home, lines, name, query);
   lines.addEventListener("scroll", () => {
     const below = lines.scrollHeight - lines.scrollTop - lines.clientHeight;
     if (below > 40 && !moving) follow.checked = false;
@@ -41,6 +43,7 @@ export function logs(home, name) {
   }
 
   function again() {
+    search.again();
     stream.abort();
     stream = new AbortController();
     forget();
@@ -144,6 +147,7 @@ export function logs(home, name) {
     end() {
       document.removeEventListener("visibilitychange", seen);
       forget();
+      search.end();
       stream.abort();
     },
     /** Offer the attempts and processes of the job in the filters. */
