@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from footplate.core.errors import DataError as DataError
     from footplate.core.errors import FootplateError as FootplateError
     from footplate.core.errors import MissingExtra as MissingExtra
+    from footplate.core.goodput.run_ledger import goodput as goodput
     from footplate.core.rng import seed_everything as seed_everything
     from footplate.data.adapters.combined import CombinedLoader as CombinedLoader
     from footplate.data.loader import Loader as Loader
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from footplate.replaying.replay import replay as replay
     from footplate.replaying.step_rows import rows as rows
     from footplate.replaying.verify import verify as verify
+    from footplate.reporting.callback import Report as Report
+    from footplate.reporting.report import report as report
     from footplate.scaling.study import scale as scale
     from footplate.tracking.base import Logger as Logger
     from footplate.tracking.console import Console as Console
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from footplate.tracking.wandb import WandB as WandB
     from footplate.training.datamodule import DataModule as DataModule
     from footplate.training.module import Module as Module
+    from footplate.training.profiler.settings import Profiler as Profiler
     from footplate.training.table_datamodule import TableDataModule as TableDataModule
     from footplate.training.trainer import Trainer as Trainer
     from footplate.training.tuner.tuner import Tuner as Tuner
@@ -90,7 +94,9 @@ _HOMES = {
     "ModelCheckpoint": "footplate.callbacks.model_checkpoint",
     "ModelSummary": "footplate.callbacks.summary",
     "Module": "footplate.training.module",
+    "Profiler": "footplate.training.profiler.settings",
     "ProgressBar": "footplate.callbacks.progress",
+    "Report": "footplate.reporting.callback",
     "Runner": "footplate.launch.runner",
     "StochasticWeightAveraging": "footplate.callbacks.stochastic_weight_avg",
     "Table": "footplate.data.table",
@@ -102,8 +108,10 @@ _HOMES = {
     "WandB": "footplate.tracking.wandb",
     "Webhook": "footplate.callbacks.alert_channels",
     "export_model": "footplate.checkpoint.export",
+    "goodput": "footplate.core.goodput.run_ledger",
     "plan": "footplate.planning.study",
     "replay": "footplate.replaying.replay",
+    "report": "footplate.reporting.report",
     "rows": "footplate.replaying.step_rows",
     "scale": "footplate.scaling.study",
     "seed_everything": "footplate.core.rng",

@@ -22,6 +22,7 @@ import models  # noqa: F401  declares the operators that torchvision misses on C
 import numpy as np
 import pytest
 import scheduling
+import slurm_cluster
 import torch
 from hypothesis import settings
 
@@ -40,6 +41,10 @@ torch.set_num_threads(1)
 settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("fuzz", max_examples=500, deadline=None, print_blob=True)
 settings.load_profile("suite")
+
+
+MANY_MODULES = 200
+_frozen_modules = 0
 
 
 class Loggers(dict[str, Any]):
@@ -74,7 +79,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave all that imports have made out of later garbage collections, which take a second each with it."""
+    freeze_imports()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish() -> None:
+    """Do so again after a test that has imported a large library, such as JAX or MLflow."""
+    if len(sys.modules) - _frozen_modules > MANY_MODULES:
+        freeze_imports()
+
+
+def freeze_imports() -> None:
+    """Leave all that imports have made out of later garbage collections, which take up to a second each with it."""
+    global _frozen_modules
+    _frozen_modules = len(sys.modules)
     gc.collect()
     gc.freeze()
 
@@ -111,6 +129,13 @@ def _log_level() -> Iterator[None]:
     level = logger.level
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[slurm_cluster.SlurmCluster]:
+    """The daemons of Slurm, for all tests."""
+    with slurm_cluster.slurm_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture

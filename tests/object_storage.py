@@ -8,8 +8,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+from ports import free_port
 
 
 @contextlib.contextmanager
@@ -58,3 +62,20 @@ def s3_settings(port: int) -> dict[str, str]:
 def make_bucket(port: int, name: str = "lake") -> None:
     """Make a bucket on the S3 server."""
     urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/{name}", method="PUT"))
+
+
+@contextlib.contextmanager
+def own_bucket(kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Serve a bucket of "s3" or "gs", and set the variables by which it is found. Gives the URI of a directory in it."""
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        if kind == "s3":
+            stack.enter_context(serve_s3(port))
+            make_bucket(port)
+            settings = s3_settings(port)
+        else:
+            stack.enter_context(serve_gcs(port))
+            settings = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        yield f"{kind}://lake/{uuid.uuid4().hex}"

@@ -3,6 +3,7 @@
 Tests of one group run in one process, one after another. The group of a test is
 - `clusters` for the tests that start Ray or Spark: Ray keeps one address for the whole machine, and both start many
   processes, so that two of them at a time only slow each other down;
+- `slurm` for the tests that start Slurm's daemons, so that these start once;
 - the test itself in the files of `INDEPENDENT`, whose tests share nothing;
 - its file otherwise, so that each server that a file shares starts once.
 
@@ -21,13 +22,18 @@ from xdist.scheduler import LoadScopeScheduling
 
 CLUSTERS = re.compile(
     r"tests/launch/test_(ray|ray_alone|spark)\.py"
-    r"|tests/(launch|jobs/backends)/test_conformance\.py::.*\[(ray|spark)\b"
+    r"|tests/(launch|jobs/backends)/test_(conformance|questions)\.py::.*\[(ray|spark)\b"
     r"|tests/jobs/backends/test_ray_jobs\.py"
     r"|tests/compat/test_petastorm\.py"
     r"|tests/test_examples\.py::test_lakehouse_goes_from_a_spark"
     r"|tests/test_benchmarks\.py::.*\[(ray|spark)-"
 )
-INDEPENDENT = ("tests/test_benchmarks.py",)
+SLURM = re.compile(
+    r"tests/jobs/backends/test_conformance\.py::.*\[slurm\b"
+    r"|tests/jobs/backends/test_slurm_jobs\.py"
+    r"|tests/launch/test_slurm_allocation\.py"
+)
+INDEPENDENT = ("tests/test_benchmarks.py", "tests/lab/test_engines.py", "tests/lab/test_training.py")
 
 # Seconds of a test without a record, which took less than a second.
 UNRECORDED_S = 0.1
@@ -37,6 +43,8 @@ def group_of(test: str) -> str:
     """Group of a test, given its node id."""
     if CLUSTERS.match(test):
         return "clusters"
+    if SLURM.match(test):
+        return "slurm"
     file = test.partition("::")[0]
     return test if file in INDEPENDENT else file
 

@@ -30,6 +30,7 @@ RATIOS = {
         "wall_footplate_vs_raw_ddp",
         "wall_lightning_vs_raw_ddp",
     },
+    "logical_ranks": {"step", "wall_step", "step_mlp", "wall_step_mlp"},
     "checkpoint_stall": {"stall_vs_memcpy", "stall_vs_lightning", "step_while_writing"},
     "horovod_overhead": {
         "wall_tiny_mlp",
@@ -46,6 +47,7 @@ RATIOS = {
         "lightning_first_step_vs_raw",
         "lightning_import_vs_torch",
     },
+    "profiler_overhead": {"after_vs_before", "control_vs_before", "recorded_vs_before"},
     "plan_accuracy": {"memory_measured_vs_predicted_MLP", "least_vs_fastest_step_MLP"},
     "replicas": {
         f"{model}_{pair}"
@@ -53,6 +55,18 @@ RATIOS = {
         for pair in ("replicas_vs_ddp", "replicas_vs_one", "ddp_vs_one")
     },
     "xla_exchange": {"exchange_vs_limit"},
+    "monitor_overhead": {
+        "noise",
+        "monitor",
+        "monitor_and_file",
+        "dead_tracker",
+        "wall_dead_tracker",
+        "trackers",
+        "lightning_observed",
+        "cnn_noise",
+        "cnn_monitor",
+        "cnn_monitor_and_file",
+    },
     "step_overhead": {
         "footplate_vs_raw",
         "footplate_bare_vs_raw",
@@ -150,6 +164,25 @@ def test_the_benchmark_of_jobs_loses_none(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.engine
+def test_the_benchmark_of_slurm_has_parts(tmp_path: Path):
+    found, _ = quick_run("slurm", tmp_path / "slurm.json", "--only", "start")
+    assert set(found["ratios"]) == {"submit_over_sbatch"}
+    assert [row["name"] for row in found["rows"]] == ["sbatch, until the first line", "footplate, until the first line"]
+    assert all(0 < row["seconds"] < 60 for row in found["rows"])
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_goodput_compares_a_killed_job_with_its_ledger(tmp_path: Path):
+    found, printed = quick_run("goodput", tmp_path / "goodput.json")
+    (row,) = found["rows"]
+    assert row["name"] in printed
+    assert (row["events"], row["steps_again"] > 0) == (1, True)
+    assert 0 <= found["figures"]["ledger_error"] < 0.1
+    assert 0 <= found["figures"]["lost_error"] < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("part", "package", "ratios", "entrants"),
     [
@@ -211,7 +244,7 @@ def test_a_step_is_dearer_in_lightning_than_in_footplate(tmp_path: Path):
     script = tmp_path / "measure.py"
     script.write_text(
         f"import json, sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import step_overhead\n"
-        "loops = ['raw loop', 'footplate bare', 'lightning bare']\n"
+        "loops = {name: step_overhead.VARIANTS[name] for name in ('raw loop', 'footplate bare', 'lightning bare')}\n"
         "print(json.dumps(step_overhead.measure(loops, 3, 500, 0.0, quick=True)))"
     )
     ended = forks.run(script)

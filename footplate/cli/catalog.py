@@ -68,9 +68,9 @@ def run(name: str, argv: Sequence[str]) -> int:
 
 
 def _machines(args: Namespace) -> int:
+    from footplate.catalog.lookup import all_of, find_accelerator
+    from footplate.catalog.rows import catalog
     from footplate.cli.formats import grid, show_as
-    from footplate.jobs.catalog.lookup import all_of, find_accelerator
-    from footplate.jobs.catalog.rows import catalog
 
     data = catalog()
     series = list(dict.fromkeys(machine.series for machine in data.machines.values()))
@@ -103,7 +103,7 @@ def _machines(args: Namespace) -> int:
 
 
 def _has_or_takes(machine: Any, takes: dict[str, list[int]]) -> str:
-    from footplate.jobs.catalog.rows import catalog
+    from footplate.catalog.rows import catalog
 
     short = {name: accelerator.short for name, accelerator in catalog().accelerators.items()}
     if machine.accelerator:
@@ -112,10 +112,10 @@ def _has_or_takes(machine: Any, takes: dict[str, list[int]]) -> str:
 
 
 def _accelerators(args: Namespace) -> int:
+    from footplate.catalog.lookup import find_machine
+    from footplate.catalog.regions import accelerators_in, check_region, regions_of
+    from footplate.catalog.rows import catalog
     from footplate.cli.formats import grid, show_as
-    from footplate.jobs.catalog.lookup import find_machine
-    from footplate.jobs.catalog.regions import accelerators_in, check_region, regions_of
-    from footplate.jobs.catalog.rows import catalog
 
     data = catalog()
     selected = set(data.accelerators)
@@ -158,10 +158,10 @@ def _accelerators(args: Namespace) -> int:
 
 
 def _regions(args: Namespace) -> int:
+    from footplate.catalog.lookup import find_accelerator
+    from footplate.catalog.regions import accelerators_in, zones_of
+    from footplate.catalog.rows import catalog
     from footplate.cli.formats import grid, show_as
-    from footplate.jobs.catalog.lookup import find_accelerator
-    from footplate.jobs.catalog.regions import accelerators_in, zones_of
-    from footplate.jobs.catalog.rows import catalog
 
     data = catalog()
     wanted = find_accelerator(args.accelerator).name if args.accelerator else None
@@ -185,11 +185,11 @@ def _regions(args: Namespace) -> int:
 
 
 def _check(args: Namespace) -> int:
+    from footplate.catalog.lookup import all_of, find_accelerator, find_machine
+    from footplate.catalog.regions import check_region, zones_of
+    from footplate.catalog.successors import today, what_became
+    from footplate.catalog.validity import Choice, check
     from footplate.cli.formats import show_as
-    from footplate.jobs.catalog.lookup import all_of, find_accelerator, find_machine
-    from footplate.jobs.catalog.regions import check_region, zones_of
-    from footplate.jobs.catalog.successors import today, what_became
-    from footplate.jobs.catalog.validity import Choice, check
     from footplate.jobs.spec.flags import accelerator
 
     wanted = accelerator("accelerator", args.accelerator) if args.accelerator else None

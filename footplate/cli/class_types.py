@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from footplate import callbacks, tracking
 from footplate.callbacks import Callback
+from footplate.reporting.callback import Report
 from footplate.training.datamodule import DataModule
 from footplate.training.module import Module
 from footplate.training.table_datamodule import TableDataModule
@@ -52,7 +53,7 @@ LOGGERS = tuple(getattr(tracking, name) for name in tracking.__all__ if name not
 
 SHORT_NAMES = {
     "data": (TableDataModule.__name__,),
-    "trainer.callbacks": tuple(name for name in callbacks.__all__ if name != "Callback"),
+    "trainer.callbacks": (*(name for name in callbacks.__all__ if name != "Callback"), Report.__name__),
     "trainer.logger": tuple(logger.__name__ for logger in LOGGERS),
 }
 """The classes that an option accepts without their module, for suggestions in errors."""

@@ -29,14 +29,18 @@ COMMANDS = {
     "jobs": Command("footplate.cli.jobs", "submit, check and watch training jobs"),
     "server": Command("footplate.cli.server", "serve jobs over HTTP, with a web page to watch them"),
     "stacks": Command("footplate.cli.stacks", "show where a training on this machine is now, and which ranks wait"),
+    "profile": Command("footplate.cli.profile", "profile the next steps of a training on this machine"),
     "catalog": Command("footplate.cli.catalog", "show machine types, accelerators and regions, and which fit together"),
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),
     "doctor": Command("footplate.cli.doctor", "show the accelerators of this machine, and problems with them"),
     "table": Command("footplate.cli.table", "show a table: its columns, its size and its first rows"),
+    "goodput": Command("footplate.cli.goodput", "show how much of a run's time trained, and the causes of the rest"),
     "rows": Command("footplate.cli.rows", "show which rows of a table a training step had"),
     "replay": Command("footplate.cli.replay", "train a step of a run again: its batch, loss and gradients"),
     "verify": Command("footplate.cli.verify", "train a part of a run again, and compare its states"),
+    "report": Command("footplate.cli.report", "write a report about runs as one HTML file"),
     "checkpoint": Command("footplate.cli.checkpoint", "show the content of a checkpoint, or convert it"),
+    "lab": Command("footplate.cli.lab", "several machines on this one, to see what a broken network does"),
     "completion": Command("footplate.cli.completion", "print a script that completes these commands in a shell"),
 }
 

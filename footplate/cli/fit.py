@@ -13,13 +13,17 @@ configuration is written to the run's directory. It names that directory, so one
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from footplate.callbacks import Callback
+from footplate.core.profile_requests import VARIABLE, StepRange
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -52,6 +56,13 @@ def parser(name: str) -> ArgumentParser:
         default=True,
         help="the seed of all randomness; true draws one and records it, false sets none",
     )
+    if name == "fit":
+        parser.add_argument(
+            "--profile",
+            metavar="FIRST:LAST",
+            default=argparse.SUPPRESS,
+            help="profile these steps, such as 10:20 for ten steps; no part of the saved configuration",
+        )
     parser.add_argument("--ckpt_path", type=str | None, default=None, help=_CHECKPOINT[name])
     if name == "predict":
         parser.add_argument("--output", type=str, default="predictions", help="the directory of the Parquet table")
@@ -125,6 +136,9 @@ def _fit(objects: Namespace, fit_parser: ArgumentParser, config: Namespace) -> N
     from footplate.training.argument_checks import as_list
     from footplate.training.trainer import Trainer
 
+    # A continued or repeated run is not profiled again.
+    steps = config.pop("profile", None)
+
     def to_yaml(run_dir: Path) -> str:
         config.trainer.default_root_dir = str(run_dir)
         return fit_parser.dump(config, skip_unset=False)
@@ -133,13 +147,36 @@ def _fit(objects: Namespace, fit_parser: ArgumentParser, config: Namespace) -> N
     settings = vars(objects.trainer)
     trainer = Trainer(**{**settings, "callbacks": [*as_list(settings["callbacks"]), save_config]})
     try:
-        trainer.fit(objects.model, datamodule=objects.data, ckpt_path=objects.ckpt_path)
+        with profiled(steps):
+            trainer.fit(objects.model, datamodule=objects.data, ckpt_path=objects.ckpt_path)
     except (KeyboardInterrupt, SystemExit):
         if save_config.path is not None:
             config_path = shlex.quote(str(save_config.path))
             print(f"Continue with: footplate fit --config {config_path} --ckpt_path last", file=sys.stderr)
         raise
     print(f"Run directory: {trainer.run_dir}")
+
+
+@contextlib.contextmanager
+def profiled(steps: str | None) -> Iterator[None]:
+    """Profile steps of the trainings in a `with` block.
+
+    Raises:
+        ConfigError: not a range of steps.
+    """
+    if steps is None:
+        yield
+        return
+    StepRange.parse(steps, "--profile")
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = steps
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def _evaluate(name: str, objects: Namespace) -> None:

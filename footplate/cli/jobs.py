@@ -4,7 +4,7 @@ jobs_submit.py       submit training
 jobs_local_train.py  local-train
 jobs_check.py        check
 translate.py         translate
-jobs_watch.py        list, describe, stream-logs, cancel, wait, delete, resubmit, clean, daemon
+jobs_watch.py        list, describe, stacks, profile, stream-logs, cancel, wait, delete, resubmit, clean, daemon
 """
 
 from __future__ import annotations

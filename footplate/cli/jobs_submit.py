@@ -77,7 +77,7 @@ def parser() -> Parser:
         "--env",
         action="append",
         metavar="NAME[=VALUE]",
-        help="a variable for the program, on this machine; without a value, that of this shell; repeatable",
+        help="a variable for the program, on this machine or on Slurm; without a value, that of this shell; repeatable",
     )
     command.add_argument("--modernize", action="store_true", help="replace machines that no longer exist")
     command.add_argument("--dry-run", action="store_true", help="check the job, and print it as it would be submitted")
@@ -85,7 +85,7 @@ def parser() -> Parser:
         "--backend",
         choices=list(OPTIONS),
         default="local",
-        help="where the job runs: on this machine, a Ray cluster, or Vertex AI",
+        help="where the job runs: on this machine, a Ray or Slurm cluster, or Vertex AI",
     )
     for backend, options_of_backend in OPTIONS.items():
         for option, about in options_of_backend.items():
@@ -121,7 +121,7 @@ def refuse_unknown_options(words: Sequence[str]) -> None:
         option = word.partition("=")[0]
         if not option.startswith("-") or option in known or _is_number(option):
             continue
-        from footplate.jobs.catalog.lookup import nearest
+        from footplate.catalog.lookup import nearest
         from footplate.jobs.spec.flags import OF_GCLOUD
 
         if option.removeprefix("--") in OF_GCLOUD:
@@ -279,8 +279,8 @@ def render(job: ResolvedJob) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
+    from footplate.catalog.rows import catalog
     from footplate.cli.formats import grid
-    from footplate.jobs.catalog.rows import catalog
 
     facts = Grid.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name, value in {

@@ -1,4 +1,4 @@
-"""Submitted jobs: `footplate jobs list | describe | stacks | stream-logs | cancel | wait | delete | resubmit | …`.
+"""Submitted jobs: `footplate jobs list | describe | stacks | profile | stream-logs | cancel | wait | delete | …`.
 
 `wait` and `stream-logs` end with the job: 0 if it succeeded, otherwise 1. Ctrl-C ends these commands, not the job.
 """
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.cli.arguments import make_parser
 from footplate.cli.formats import add_format, show_as
+from footplate.cli.profile import add_steps
 from footplate.cli.stacks import add_native
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from footplate.core.goodput import Ledger
     from footplate.jobs.operations import Jobs
     from footplate.jobs.record import Job
     from footplate.jobs.states import State
@@ -32,8 +34,9 @@ COMPLETE_NAMES = "_footplate_job_names"
 _EVERY_S = 5.0
 _ABOUT = {
     "list": "list jobs, the newest first",
-    "describe": "describe a job: its history, with times and causes, and its processes",
+    "describe": "describe a job: its history, its processes, and its time and money by cause",
     "stacks": "show where a running job's processes are now, and which ranks wait for which",
+    "profile": "profile the next steps of a running job's training, on all its ranks",
     "stream-logs": "print a job's output, from the beginning until the job ends",
     "cancel": "end a job; its processes first get time to save",
     "wait": "wait until a job ends",
@@ -64,6 +67,8 @@ def add_to(commands: Any, only: str | None = None) -> None:
             command.add_argument("--tail", type=int, help="print only this many lines of the existing output")
         if action == "stacks":
             add_native(command)
+        if action == "profile":
+            add_steps(command)
         if action in ("list", "cancel", "wait", "resubmit"):
             add_format(command)
         if action == "cancel":
@@ -178,16 +183,31 @@ def _took(summary: Summary) -> str:
 
 
 def _describe(jobs: Jobs, parsed: Namespace) -> int:
-    shown = description(jobs, jobs.find(parsed.name))
-    show_as(parsed.format, shown, lambda: "\n".join(_lines(shown)))
+    from footplate.core.goodput.text import lines_of
+    from footplate.jobs.goodput import job_ledger
+
+    job = jobs.find(parsed.name)
+    goodput = job_ledger(jobs.home, jobs.store, job)
+    shown = description(jobs, job, goodput)
+    show_as(parsed.format, shown, lambda: "\n".join([*_lines(shown), "", *lines_of(goodput)]))
     return 0
 
 
 def _stacks(jobs: Jobs, parsed: Namespace) -> int:
-    from footplate.jobs.hangs import stacks_of
+    from footplate.jobs.questions import processes_of
 
-    print(stacks_of(jobs.store, jobs.find(parsed.name), parsed.native), end="")
+    print(processes_of(jobs.store, jobs.find(parsed.name), "stacks").stacks(parsed.native), end="")
     return 0
+
+
+def _profile(jobs: Jobs, parsed: Namespace) -> int:
+    from footplate.cli.profile import profile
+    from footplate.core.profile_requests import check_steps
+    from footplate.jobs.questions import processes_of
+
+    check_steps(parsed.steps)
+    processes = processes_of(jobs.store, jobs.find(parsed.name), "profile")
+    return profile(lambda: processes.profile(parsed.steps), parsed.name)
 
 
 def tell(jobs: Jobs, parsed: Namespace, sentence: str) -> None:
@@ -195,10 +215,18 @@ def tell(jobs: Jobs, parsed: Namespace, sentence: str) -> None:
     show_as(parsed.format, description(jobs, jobs.store.find(parsed.name)), lambda: sentence)
 
 
-def description(jobs: Jobs, job: Job) -> dict[str, Any]:
-    """A job with its history, as plain values."""
+def description(jobs: Jobs, job: Job, goodput: Ledger | None = None) -> dict[str, Any]:
+    """A job with its history, as plain values.
+
+    Args:
+        jobs: the jobs of this machine.
+        job: the job.
+        goodput: the job's ledger; None to compute it.
+    """
+    from footplate.jobs.goodput import job_ledger
     from footplate.jobs.hangs import hangs_of
 
+    goodput = goodput or job_ledger(jobs.home, jobs.store, job)
     return {
         "jobId": job.name,
         "state": str(job.state),
@@ -241,6 +269,7 @@ def description(jobs: Jobs, job: Job) -> dict[str, Any]:
             {"attempt": hang.attempt, "sentence": hang.sentence, "stacks": str(hang.file)}
             for hang in hangs_of(jobs.home, job.name)
         ],
+        "goodput": goodput.to_dict(),
         "spec": {key: value for key, value in job.spec.items() if key != "notices"},
     }
 
@@ -332,6 +361,7 @@ _ACTIONS: dict[str, Callable[[Jobs, Any], int]] = {
     "list": _list,
     "describe": _describe,
     "stacks": _stacks,
+    "profile": _profile,
     "stream-logs": _stream_logs,
     "cancel": _cancel,
     "wait": _wait,

@@ -45,15 +45,24 @@ def run(name: str, argv: Sequence[str]) -> int:
         ConfigError: there is no such process, or it isn't this user's; no training uses the directory.
     """
     args = parser(name).parse_args(argv)
-    pid = int(args.training) if args.training.isdigit() else _holder(Path(args.training))
-    found = proc.state_of(pid)
-    if found is None or found[0] == "ended":
-        raise ConfigError(f"{args.training}: this machine has no process {pid} now.")
-    print(report_on(ask([root_of(pid)], LIMIT_S, args.native)), end="")
+    print(report_on(ask([root_of(process_of(args.training, "stacks"))], LIMIT_S, args.native)), end="")
     return 0
 
 
-def _holder(directory: Path) -> int:
+def process_of(training: str, command: str) -> int:
+    """The process of a training, which the user names by the process's id or by the run's directory.
+
+    Raises:
+        ConfigError: there is no such process on this machine.
+    """
+    pid = int(training) if training.isdigit() else _holder(Path(training), command)
+    state = proc.state_of(pid)
+    if state is None or state[0] == "ended":
+        raise ConfigError(f"{training}: this machine has no process {pid} now.")
+    return pid
+
+
+def _holder(directory: Path, command: str) -> int:
     """The process that trains in a run's directory."""
     try:
         holder = json.loads((directory / LOCK).read_text() or "{}")
@@ -63,5 +72,5 @@ def _holder(directory: Path) -> int:
             f"{directory}: no training uses this directory now. Give a run's directory (default_root_dir) or a process id."
         ) from None
     if host != socket.gethostname():
-        raise ConfigError(f"{directory}: process {pid} on {host} trains in it. Ask there: footplate stacks {pid}")
+        raise ConfigError(f"{directory}: process {pid} on {host} trains in it. Ask there: footplate {command} {pid}")
     return pid

@@ -1,4 +1,4 @@
-"""`footplate jobs translate FILE --to vertex|ray|kubeflow|slurm [options] [-- ARGUMENTS]`: a job for another system.
+"""`footplate jobs translate FILE --to SYSTEM [options] [-- ARGUMENTS]`: a job for another system.
 
 The options are the job's options of `jobs submit training`, for keys that the file lacks. The other system accepts the
 output as it is. Notes about it go to standard error.

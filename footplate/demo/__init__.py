@@ -1,8 +1,8 @@
 """The demo: `footplate demo` trains a small image classifier straight from a Delta table, on any machine.
 
 The demo has all parts that a user of Footplate writes: a module (`model.py`), two tables (`fashion_mnist/train` and
-`fashion_mnist/val`) and a trainer (`run.py`). `report.py` draws the curves and the confusion matrix. `make_table.py` has
-made the tables.
+`fashion_mnist/val`) and a trainer (`run.py`). `results.py` makes the table of
+predictions and the summary, and `fp.report` the report. `make_table.py` has made the tables.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The whole demo: tables, model, trainer, and the files of a run.
 
 runs/demo/summary.json              the numbers of the table in the terminal
-runs/demo/report.png                curves and confusion matrix
+runs/demo/report.html               curves, data, confusions, and the images that the model took for others
 runs/demo/predictions.parquet       predictions of the best checkpoint for the validation rows
 runs/demo/model.pt2                 the model of that checkpoint, for inference without Footplate
 runs/demo/metrics.csv, …            the files of the loggers and the checkpoint callback
@@ -13,14 +13,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 from rich.console import Console
 
 import footplate as fp
 from footplate.demo import LABEL_NAMES, TABLES
 from footplate.demo.model import FashionNet
-from footplate.demo.report import plot_report, predictions_table, summary_table
+from footplate.demo.results import predictions_table, summary_table
 from footplate.hardware.devices import Devices
 
 
@@ -57,7 +56,13 @@ def run(
         accelerator=accelerator,
         devices=devices,
         max_epochs=epochs,
-        callbacks=[fp.EarlyStopping("val_loss", min_delta=0.002, patience=3), best, timer],
+        callbacks=[
+            fp.EarlyStopping("val_loss", min_delta=0.002, patience=3),
+            best,
+            timer,
+            fp.LearningRateMonitor(),
+            fp.Report(),
+        ],
         logger=[fp.CSV(), mlflow],
         default_root_dir=output_dir,
     )
@@ -67,8 +72,8 @@ def run(
     scores = trainer.validate(model, data, ckpt_path="best")[0]
     predictions = predictions_table(trainer.predict(model, data, ckpt_path="best"), LABEL_NAMES)
     pq.write_table(predictions, output_dir / "predictions.parquet")
-    labels, predicted = (np.asarray(predictions[name]) for name in ("label", "prediction"))
-    plot_report(output_dir / "metrics.csv", labels, predicted, LABEL_NAMES, output_dir / "report.png")
+    # Again, now with the predictions.
+    fp.report(output_dir)
 
     summary = {
         "val_acc": scores["val_acc"],
@@ -90,7 +95,8 @@ def show(summary: dict[str, Any], output_dir: Path) -> None:
     """Print the summary and the next commands."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(summary_table(summary))
-    console.print(f"[bold]Files:[/] {output_dir / 'report.png'} (curves), {output_dir / 'predictions.parquet'}")
+    console.print(f"[bold]Report:[/] {output_dir / 'report.html'}, for a browser")
+    console.print(f"[bold]Predictions:[/] {output_dir / 'predictions.parquet'}")
     console.print(f"[bold]MLflow:[/] mlflow ui --backend-store-uri sqlite:///{output_dir.parent / 'mlflow.db'}")
     console.print(
         f"[bold]Resume:[/] footplate demo --output-dir {output_dir} --epochs {2 * summary['epochs']} --resume"

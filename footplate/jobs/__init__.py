@@ -4,6 +4,7 @@ Start with `operations.py`.
 
 operations.py    submit, wait, cancel, …: all that can be done with jobs
 submission.py    one path from a request to a job in the queue, dry run included
+questions.py     questions to a running job: the stacks of its processes, a profile; hangs.py: the hangs that were explained
 
 catalog/         machine types, accelerators and regions, with their sources, and the rules for combining them
 spec/            a job as its config.yaml and flags describe it, checked and resolved

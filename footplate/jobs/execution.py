@@ -5,6 +5,7 @@ Reading it imports neither the spec's model nor the catalog, so a supervisor sta
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -117,3 +118,22 @@ def absolute_job_dir(job_dir: str, directory: Path) -> Path:
         return directory / Path(job_dir.removeprefix("file://")).expanduser()
     except RuntimeError:
         raise ConfigError(f"--job-dir {job_dir}: this machine has no such user. Give a directory's path.") from None
+
+
+def check_job_dir(path: Path) -> None:
+    """Check that a job directory on this machine can be created and written.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
+    if not existing.is_dir():
+        kind = "a link whose target doesn't exist" if not existing.exists() else "a file"
+        raise ConfigError(f"--job-dir: {existing} is {kind}. Give a directory; it is created when the job starts.")
+    longest = os.pathconf(existing, "PC_NAME_MAX")
+    if any(len(os.fsencode(part)) > longest for part in path.parts):
+        raise ConfigError(
+            f"--job-dir: a part of {str(path)[:80]}… is longer than {longest} bytes. Give a shorter path."
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"--job-dir: {existing} can't be written to. Give a directory that you can write to.")

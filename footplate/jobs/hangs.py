@@ -1,31 +1,24 @@
-"""The hangs of a job: the files that its launches have written, and the stacks of its processes now.
+"""The hangs of a job, from the files that its launches have written.
 
-A launch inside a job writes `hang-1.txt` and so on into the attempt's folder (`launch/hang_files.py`). Other processes, and
-jobs that go on, are asked now (`core/stacks/`).
+A launch inside a job writes `hang-1.txt` and so on into the attempt's folder (`launch/hang_files.py`). For the stacks of a
+running job, see `questions.py`.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from footplate.core.errors import Unavailable
-from footplate.core.stacks.asking import ask
-from footplate.core.stacks.report import report_on
-from footplate.jobs.backends.local import machine
-from footplate.jobs.record import Job
-from footplate.jobs.states import State
-from footplate.jobs.store.jobs import WrongState
-from footplate.jobs.supervision.identity import Identity, boot
-from footplate.launch.hang_files import hang_files
+from footplate.core.errors import ConfigError
+from footplate.jobs.home import Home
+from footplate.launch.hang_files import HANGS_DIR, hang_files
 
-if TYPE_CHECKING:
-    from footplate.jobs.home import Home
-    from footplate.jobs.store.jobs import Store
-
-LIMIT_S = 5.0
 MAX_CHARACTERS = 200_000
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+# Names are letters, digits and underscores, so an id can't lead out of the home.
+_ID = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_]{0,127})-\d{1,20}")
 
 
 @dataclass(frozen=True)
@@ -50,38 +43,35 @@ class HangRecord:
 
 def hangs_of(home: Home, name: str) -> list[HangRecord]:
     """The hangs of a job, attempt by attempt. A job on another machine has none here."""
-    numbers = sorted(int(path.name.removeprefix("attempt-")) for path in home.job(name).glob("attempt-*"))
+    return _hangs_in(home.job(name))
+
+
+def hangs_of_run(job_id: str) -> list[HangRecord]:
+    """The hangs of a job that a run's record names. A job that this machine doesn't have, or has deleted, has none.
+
+    Args:
+        job_id: the job's id, as a file has it. So it may be any text.
+    """
+    match = _ID.fullmatch(job_id)
+    if match is None:
+        return []
+    # A process of the job may not know the home, but it knows the folder of its attempt.
+    attempt = Path(os.environ.get(HANGS_DIR, ""))
+    if os.environ.get("FOOTPLATE_JOB_ID") == job_id and _ATTEMPT.fullmatch(attempt.name):
+        return _hangs_in(attempt.parent)
+    try:
+        folder = Home.existing_or_not().job(match["name"])
+    except ConfigError:
+        return []
+    # A later job of the same name has another id.
+    return _hangs_in(folder) if (folder / job_id).exists() else []
+
+
+def _hangs_in(folder: Path) -> list[HangRecord]:
+    """The hangs of a job, given its folder."""
+    numbers = sorted(int(match[1]) for path in folder.glob("attempt-*") if (match := _ATTEMPT.fullmatch(path.name)))
     return [
         HangRecord(number, file, file.read_text(errors="replace")[:MAX_CHARACTERS])
         for number in numbers
-        for file in hang_files(home.attempt(name, number))
+        for file in hang_files(folder / f"attempt-{number}")
     ]
-
-
-def stacks_of(store: Store, job: Job, native: bool = False) -> str:
-    """Ask a running job's processes for their stacks. Returns the text; its first line says which process is where.
-
-    Args:
-        store: the store of the job.
-        job: the job.
-        native: read native stacks, too, if py-spy is installed. It pauses the processes for a moment.
-
-    Raises:
-        WrongState: the job doesn't run.
-        Unavailable: its processes are on another machine.
-    """
-    if job.state not in (State.RUNNING, State.CANCELLING):
-        raise WrongState(f"{job.name} is {job.state}: only a running job has stacks.")
-    if job.host != machine.host():
-        raise Unavailable(f"{job.name} runs on {job.host}, and so do its processes: ask there.")
-    processes = [process for process in store.processes(job.name) if process.attempt == job.attempt]
-    ours = [process for process in processes if process.pid and process.ended is None]
-    if processes and not ours and job.backend != "local":
-        raise Unavailable(
-            f"the processes of {job.name} run elsewhere ({job.backend}). Ask there, with the process's id: "
-            "footplate stacks PID"
-        )
-    pids = [process.pid for process in ours if Identity(process.pid, process.mark, boot()).alive()]
-    if not pids:
-        raise WrongState(f"{job.name} has no process now. See: footplate jobs describe {job.name}")
-    return report_on(ask(pids, LIMIT_S, native))

@@ -55,18 +55,29 @@ class Home:
         Raises:
             ConfigError: the folder can't be created.
         """
+        home = cls.existing_or_not()
+        root = home.root
+        try:
+            root.mkdir(parents=True, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{root}, the folder for jobs, can't be created: {error.strerror}. Set FOOTPLATE_HOME to another folder."
+            ) from None
+        return home
+
+    @classmethod
+    def existing_or_not(cls) -> Home:
+        """The home that `FOOTPLATE_HOME` and `FOOTPLATE_STORE` name, for a reader. Its folder isn't created.
+
+        Raises:
+            ConfigError: `FOOTPLATE_HOME` is no path.
+        """
         folder = os.environ.get("FOOTPLATE_HOME") or "~/.footplate"
         try:
             root = Path(folder).expanduser().absolute()
         except RuntimeError:
             raise ConfigError(
                 f"FOOTPLATE_HOME={folder}: this machine has no such user. Give a folder's path."
-            ) from None
-        try:
-            root.mkdir(parents=True, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{root}, the folder for jobs, can't be created: {error.strerror}. Set FOOTPLATE_HOME to another folder."
             ) from None
         return cls(root, os.environ.get("FOOTPLATE_STORE") or None)
 

@@ -27,7 +27,8 @@ from footplate.jobs.backends.local import machine
 from footplate.jobs.execution import Execution
 from footplate.jobs.home import PACKAGE, Home
 from footplate.jobs.record import Job
-from footplate.jobs.states import FINAL, State
+from footplate.jobs.scheduling import Place, place_in_queue
+from footplate.jobs.states import FINAL, SUPERVISED, State
 from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store, WrongState
 from footplate.jobs.supervision.locks import Held, held
@@ -288,6 +289,13 @@ class Jobs:
             if time.monotonic() - reconciled > RECONCILE_S:
                 reconciled = time.monotonic()
                 self.reconcile()
+
+    def place(self, job: Job) -> Place | None:
+        """The place of a job in the queue of this machine. None if it isn't in that queue."""
+        if job.state != State.QUEUED or job.host != machine.host():
+            return None
+        running = [running.needs for running in self.store.of_host(job.host, SUPERVISED)]
+        return place_in_queue(machine.resources(), running, self.store.waiting(job.host), job.name)
 
     def output(self, job: Job) -> Follower:
         """A reader of the output of a job's processes.

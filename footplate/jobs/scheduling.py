@@ -99,6 +99,54 @@ def free(machine: Resources, running: Iterable[Resources]) -> Resources:
     return left
 
 
+@dataclass(frozen=True)
+class Place:
+    """A job's place in the queue.
+
+    Attributes:
+        position: 1 for the job that is next.
+        length: the number of jobs in the queue.
+        waits_for: what must be free before it starts; empty if it starts now.
+    """
+
+    position: int
+    length: int
+    waits_for: str
+
+
+def place_in_queue(
+    machine: Resources, running: Iterable[Resources], queue: Sequence[Waiting], name: str
+) -> Place | None:
+    """Return the place of a job in the queue. None if it isn't in the queue, or needs nothing of this machine.
+
+    Args:
+        machine: the machine's resources.
+        running: the needs of the running jobs.
+        queue: the waiting jobs, in any order.
+        name: the job's name.
+    """
+    ordered = sorted((job for job in queue if job.needs != NOTHING), key=lambda waiting: waiting.sort_key)
+    index = next((index for index, job in enumerate(ordered) if job.name == name), None)
+    if index is None:
+        return None
+    room, needs = free(machine, running), ordered[index].needs.capped(machine)
+    lacking = [
+        f"{_quantity(needed)} {unit} ({_quantity(max(0.0, left))} free)"
+        for needed, left, unit in (
+            (needs.cpus, room.cpus, "vCPU"),
+            (needs.gpus, room.gpus, "accelerator" if needs.gpus == 1 else "accelerators"),
+            (needs.memory_gb, room.memory_gb, "GB of memory"),
+        )
+        if needed > left
+    ]
+    waits_for = " and ".join(lacking) or ("the jobs before it" if index else "")
+    return Place(index + 1, len(ordered), waits_for)
+
+
+def _quantity(value: float) -> str:
+    return f"{value:.6g}"
+
+
 def why_too_long(spec: Mapping[str, Any], since: float, now: float) -> str:
     """Explain why a job has waited too long; empty while it may wait.
 

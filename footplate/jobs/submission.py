@@ -135,10 +135,10 @@ def plan(submission: Submission, program_required: bool = True) -> PlannedJob:
         ConfigError: there is no such backend; the backend can't take variables.
     """
     backends.get_backend(submission.backend)
-    if submission.variables and submission.backend != "local":
+    if submission.variables and submission.backend not in ("local", "slurm"):
         raise ConfigError(
-            f"--env is for jobs on this machine. On --backend {submission.backend} others could read the variable: let "
-            "the program read it from a file or a secret manager."
+            f"--env is for jobs on this machine and on Slurm. On --backend {submission.backend} others could read the "
+            "variable: let the program read it from a file or a secret manager."
         )
 
     requested = draft(submission.document, submission.flags, submission.args, submission.name)

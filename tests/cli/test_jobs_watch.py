@@ -1,4 +1,4 @@
-"""`footplate jobs list | describe | stacks | stream-logs | cancel | wait | delete | resubmit | daemon`."""
+"""`footplate jobs list | describe | stacks | profile | stream-logs | cancel | wait | delete | resubmit | daemon`."""
 
 from __future__ import annotations
 
@@ -274,3 +274,46 @@ def test_clean_says_what_it_deletes_and_how_large_it_is(submit, footplate, bench
     assert found.splitlines()[-1].startswith("2 would be deleted, ")
     assert footplate("jobs", "clean", "--unused-for", "90d").out.splitlines()[-1].startswith("2 deleted, ")
     assert footplate("jobs", "clean", "--unused-for", "90d").out == "0 deleted, 0.0 MiB\n"
+
+
+TRAINS = """
+import torch
+import footplate as fp
+
+class Net(fp.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+    def training_step(self, batch, batch_idx):
+        (place / "trains").touch()
+        return self.net(batch).mean()
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if (place / "end").exists():
+            self.trainer.should_stop = True
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+fp.Trainer(
+    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    default_root_dir=place / "run", max_epochs=-1,
+).fit(Net(), torch.utils.data.DataLoader(torch.ones(64, 4), batch_size=4))
+"""
+
+
+@pytest.mark.slow
+def test_a_running_job_is_profiled(submit, footplate, bench):  # noqa: F811
+    bench.program(TRAINS)
+    submit("my_job")
+    bench.there("trains")
+    bench.is_in(State.RUNNING)
+    found = footplate("jobs", "profile", "my_job", "--steps", "3")
+    assert found.code == 0, found.err
+    assert found.out.startswith("Profile of steps ")
+    assert "task.py:" in found.out
+    (profile,) = (bench.directory / "run").glob("profile-*")
+    assert (profile / "trace-rank0.json.gz").exists()
+    assert "--steps 0: expected a number of steps" in footplate("jobs", "profile", "my_job", "--steps", "0").err
+
+    (bench.directory / "end").touch()
+    assert footplate("jobs", "wait", "my_job").code == 0
+    assert "my_job is SUCCEEDED: only a running job has a profile." in footplate("jobs", "profile", "my_job").err

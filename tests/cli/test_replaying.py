@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 FIT = """
 model: {class_path: flowers.Net}
-data: {class_path: TableDataModule, init_args: {table: lake, batch_size: 8, split: {train: 0.8, val: 0.2}}}
+data: {class_path: TableDataModule, init_args: {train: lake, batch_size: 8}}
 trainer:
   max_epochs: 2
   accelerator: cpu

@@ -26,10 +26,20 @@ from hypothesis import strategies as st
 from models import ranks
 
 import footplate as fp
+from footplate.training import monitor
 from fuzz.plain import Loop, Outcome
 from fuzz.program import Program, arguments, loaders, module, programs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _looks_at_every_step() -> Iterator[None]:
+    """Let the monitor time every step, and examine one. That must not change a bit either."""
+    with pytest.MonkeyPatch().context() as patch:
+        patch.setattr(monitor, "LOOK_S", 0.0)
+        patch.setattr(monitor, "STEPS_BETWEEN_LOOKS", 0)
+        yield
 
 
 @contextmanager

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import uuid
 from collections.abc import Iterator
 
 import pytest
-from object_storage import make_bucket, s3_settings, serve_gcs, serve_s3
-from ports import free_port
+from object_storage import own_bucket
 
 from footplate import checkpoint
 from footplate.checkpoint.storage import to_place
@@ -22,18 +19,8 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(params=["s3", "gs"])
 def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URI of a directory in a bucket, on a server of its own."""
-    port, there = free_port(), uuid.uuid4().hex
-    with contextlib.ExitStack() as stack:
-        if request.param == "s3":
-            stack.enter_context(serve_s3(port))
-            make_bucket(port)
-            settings = s3_settings(port)
-        else:
-            stack.enter_context(serve_gcs(port))
-            settings = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
-        for name, value in settings.items():
-            monkeypatch.setenv(name, value)
-        yield f"{request.param}://lake/{there}"
+    with own_bucket(request.param, monkeypatch) as uri:
+        yield uri
 
 
 def test_it_is_killed_and_continues_from_its_newest_checkpoint_there_and_says_nothing_of_it(bench: Bench, bucket: str):

@@ -139,7 +139,7 @@ def test_how_much_memory_jobs_may_take_can_be_set(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("given_dir", "wanted"),
     [
-        ("out", "/work/out"),
+        ("out", "/home/me/out"),
         ("/abs/out", "/abs/out"),
         ("file:///abs/out", "/abs/out"),
         ("gs://bucket/out", "gs://bucket/out"),
@@ -148,7 +148,7 @@ def test_how_much_memory_jobs_may_take_can_be_set(monkeypatch: pytest.MonkeyPatc
 def test_a_job_directory_is_where_the_job_was_submitted(given_dir: str, wanted: str):
     flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": given_dir, "max-running-time": "2h"}
     resolved = resolve(draft(None, flags, ("--epochs", "2"), "my_job"))
-    plan = Execution.of(resolved, "digest", Path("/work"), {"project": "p"})
+    plan = Execution.of(resolved, "digest", Path("/home/me"), {"project": "p"})
     assert plan.arguments == ("-m", "trainer.task", "--epochs", "2", "--job-dir", wanted)
     assert (plan.job_dir, plan.max_running_time_s) == (wanted, 7200.0)
     assert Execution.from_dict(plan.to_dict()) == plan

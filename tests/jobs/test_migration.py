@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from footplate.catalog.rows import catalog
 from footplate.core.errors import ConfigError
-from footplate.jobs.catalog.rows import catalog
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.migration import apply, rewrite
 from footplate.jobs.spec.problems import SpecError

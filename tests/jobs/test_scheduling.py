@@ -5,7 +5,17 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from footplate.jobs.scheduling import NOTHING, OVERTAKE_S, Resources, Waiting, free, jobs_to_start, why_too_long
+from footplate.jobs.scheduling import (
+    NOTHING,
+    OVERTAKE_S,
+    Place,
+    Resources,
+    Waiting,
+    free,
+    jobs_to_start,
+    place_in_queue,
+    why_too_long,
+)
 
 MACHINE = Resources(cpus=4, gpus=2, memory_gb=16)
 
@@ -105,3 +115,33 @@ def test_a_job_waits_for_as_long_as_it_says_and_without_that_for_ever():
     assert why_too_long(hour, since=1000.0, now=4600.5) == "it has waited for 3600s, its maximum waiting time"
     assert not why_too_long({"scheduling": {"priority": 3}}, since=0.0, now=1e9)
     assert not why_too_long({}, since=0.0, now=1e9)
+
+
+def test_the_place_in_the_queue_tells_what_a_job_waits_for():
+    queue = [
+        job("late", 1.0, since=50.0), job("first", 3.0), job("urgent", 8.0, since=50.0, priority=1), job("elsewhere", 0.0),
+        Waiting("large", Resources(1.0, 2, 12.0), 100.0),
+    ]  # fmt: skip
+    running = [Resources(cpus=2.0, gpus=1, memory_gb=8.0)]
+    places = {one.name: place_in_queue(MACHINE, running, queue, one.name) for one in queue}
+    assert places == {
+        "urgent": Place(1, 4, "4 vCPU (2 free)"),
+        "first": Place(2, 4, "3 vCPU (2 free)"),
+        "late": Place(3, 4, "the jobs before it"),
+        "large": Place(4, 4, "2 accelerators (1 free) and 12 GB of memory (8 free)"),
+        "elsewhere": None,
+    }
+    assert place_in_queue(MACHINE, running, queue, "no_such_job") is None
+    assert place_in_queue(MACHINE, [], [job("only", 1.0)], "only") == Place(1, 1, "")
+
+
+@given(st.lists(needs, max_size=4), queues)
+def test_each_job_has_its_own_place(running: list[Resources], queue: list[Waiting]):
+    places = [place_in_queue(MACHINE, running, queue, one.name) for one in queue if one.needs != NOTHING]
+    assert sorted(place.position for place in places if place) == list(range(1, len(places) + 1))
+    begun = names(jobs_to_start(MACHINE, running, queue, 5000.0))
+    for one in queue:
+        place = place_in_queue(MACHINE, running, queue, one.name)
+        # The first job starts unless it waits for something.
+        if place is not None and place.position == 1:
+            assert (one.name in begun) == (place.waits_for == "")

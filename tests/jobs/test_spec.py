@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from footplate.jobs.catalog.validity import Choice
+from footplate.catalog.validity import Choice
 from footplate.jobs.spec import flags
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.model import Job

@@ -115,7 +115,8 @@ ARGUMENTS = (
     Row("log_every_n_steps", "different", "counts optimizer steps, also in manual optimisation (Lightning: batches there)"),
     Row("reload_dataloaders_every_n_epochs", "different", "validation loaders are made with the training loaders, at the "
         "beginning of every so many-th epoch (Lightning: at the next validation)"),
-    Row("profiler", "different", "Lightning's profilers, by name or as objects. Hooks that nobody overrides are not "
+    Row("profiler", "different", "Lightning's profilers, by name or as objects, and \"torch\" and `footplate.Profiler` for "
+        "[a range of steps](../guide/profiling.md). Hooks that nobody overrides are not "
         "recorded, nor is a data module's `state_dict`. The strategy's name is ours"),
     Row("default_root_dir", "different", "is the run's own directory; by default a new one under `runs/`"),
     *(Row(name, "refused", hint) for name, (_, hint) in REFUSED_ARGUMENTS.items()),

@@ -250,6 +250,9 @@ def _strategy(trainer: Trainer) -> Any:
         return group.everybody(decision) if all else bool(group.maximum([int(decision)])[0])
 
     def reduce(tensor: Any, _: Any = None, reduce_op: str = "mean") -> Any:
+        if trainer.run.logical is not None:
+            # This raises.
+            return trainer.all_gather(tensor)
         if not group.is_distributed or not hasattr(tensor, "shape"):
             return tensor
         stacked = group.stack(tensor)
@@ -262,7 +265,7 @@ def _strategy(trainer: Trainer) -> Any:
         broadcast=lambda value, src=0: group.gather(value)[src],
         barrier=lambda name=None: group.barrier(),
         all_gather=trainer.all_gather,
-        world_size=trainer.world.size,
+        world_size=trainer.run.data_ranks,
         is_global_zero=trainer.world.rank == 0,
     )
 

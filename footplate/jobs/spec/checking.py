@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from footplate.jobs.catalog.regions import check_region
-from footplate.jobs.catalog.rows import catalog
-from footplate.jobs.catalog.successors import what_became
-from footplate.jobs.catalog.validity import check
+from footplate.catalog.regions import check_region
+from footplate.catalog.rows import catalog
+from footplate.catalog.successors import what_became
+from footplate.catalog.validity import check
 from footplate.jobs.scheduling import MIN_WAIT_S
 from footplate.jobs.spec.model import HyperparameterSpec, Job, ParameterSpec, TrainingInput
 from footplate.jobs.spec.naming import seconds

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
+from footplate.catalog.lookup import find_accelerator, find_machine
 from footplate.core.errors import did_you_mean
-from footplate.jobs.catalog.lookup import find_accelerator, find_machine
 from footplate.jobs.spec import naming
 from footplate.jobs.spec.document import Scalar
 from footplate.jobs.spec.reading import Form, Mistake

@@ -40,7 +40,7 @@ ALIASES = {"worker-server-count": "worker-count"}
 
 
 OF_GCLOUD = (
-    "account", "enable-web-access", "kms-key", "kms-keyring", "kms-location", "kms-project", "quiet",
+    "enable-web-access", "kms-key", "kms-keyring", "kms-location", "kms-project", "quiet",
     "tpu-tf-version", "verbosity",
 )  # fmt: skip
 """Flags of gcloud that Footplate doesn't have. They are refused, not passed to the program."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import yaml
 
+from footplate.catalog.successors import today
 from footplate.core.errors import ConfigError
-from footplate.jobs.catalog.successors import today
 from footplate.jobs.spec.document import Document
 from footplate.jobs.spec.draft import Draft, draft, put
 from footplate.jobs.spec.model import Job

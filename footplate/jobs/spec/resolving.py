@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from footplate.catalog.rows import catalog
+from footplate.catalog.validity import Choice
 from footplate.core.errors import did_you_mean
-from footplate.jobs.catalog.rows import catalog
-from footplate.jobs.catalog.validity import Choice
 from footplate.jobs.spec import checking
 from footplate.jobs.spec.draft import Draft
 from footplate.jobs.spec.model import Job

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from footplate.jobs.catalog.rows import catalog
-from footplate.jobs.catalog.validity import Choice
+from footplate.catalog.rows import catalog
+from footplate.catalog.validity import Choice
 from footplate.jobs.spec.model import ReplicaConfig, TrainingInput
 from footplate.jobs.spec.reading import camel
 

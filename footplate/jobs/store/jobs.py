@@ -82,7 +82,7 @@ class Store:
         """
         job = self.get(name)
         if job is None:
-            from footplate.jobs.catalog.lookup import nearest
+            from footplate.catalog.lookup import nearest
 
             known = [summary.name for summary in self.list()]
             raise UnknownJob(f'there is no job "{name}".{nearest(name, known)} See: footplate jobs list')

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 from footplate.core.errors import ConfigError, FootplateError
 from footplate.jobs.backends import get_backend
-from footplate.jobs.backends.contract import Attempt, Task
+from footplate.jobs.backends.contract import Attempt, Requeued, Task
 from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
 from footplate.jobs.record import Job, Process
@@ -110,6 +110,10 @@ class Supervisor:
             if outcome is None:
                 self._finish(State.SUCCEEDED)
                 return True
+            if isinstance(outcome, Requeued):
+                # The next attempt exists already. If the job is being cancelled meanwhile, that attempt has to be stopped.
+                self._next_attempt(str(outcome), state)
+                continue
             # The launcher's policy decides: another attempt, after a pause, or the end.
             if isinstance(outcome, Failure):
                 advanced = time.monotonic() - self._ran_since > ADVANCED_S
