@@ -1,5 +1,5 @@
 # `make demo` and `make fast` need Linux, Python 3.11 or newer, make and a C compiler. `make test` also needs Java 17,
-# PostgreSQL and Chromium, which it installs itself as root on Debian and Ubuntu.
+# PostgreSQL, Chromium and Slurm, which it installs itself as root on Debian and Ubuntu.
 #
 # All targets work in .venv, which they make and keep. PIP_ARGS is handed to pip, for an index of your own; on Linux, the plain
 # index gives a CUDA build of torch that is gigabytes large: see "CPU torch" in README.md.
@@ -14,11 +14,12 @@ LOCK := requirements/constraints.txt
 # One thread of torch in each process: two test processes share two cores, and torch's threads wait by spinning.
 # One order of sets in all runs, so that a failure repeats.
 PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest
-# Two processes. tests/scheduling.py says which tests stay together, and in which order they run.
+# Two processes, and three where tests mostly wait. tests/scheduling.py says which tests stay together, and in which order they run.
 TWO := -n 2
 QUICK := $(TWO) -m "not slow and not engine"
-REST := $(TWO) -m "(slow or engine) and not alone"
-ALONE := -m alone
+REST := -n 3 -m "(slow or engine) and not alone"
+# Collecting all files takes a quarter of a minute.
+ALONE := -m alone $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 FROM ?= ../shared/foreign
 
@@ -45,7 +46,7 @@ setup: $(VENV)/.test  ## make .venv with everything that developing needs
 demo: $(VENV)/.demo  ## train an image classifier from a Delta table, here and now
 	$(BIN)/footplate demo
 
-system:  ## install Java, PostgreSQL and Chromium, which tests start, or say which tests lack them
+system:  ## install Java, PostgreSQL, Chromium and Slurm, which tests start, or say which tests lack them
 	tests/system_packages.sh
 
 test: setup system lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
@@ -90,7 +91,9 @@ docs: setup  ## run what the documents show, and check their links
 
 bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/results
 	$(BIN)/python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.json
+	$(BIN)/python benchmarks/monitor_overhead.py --json benchmarks/results/monitor_overhead.json
 	$(BIN)/python benchmarks/ddp_overhead.py --json benchmarks/results/ddp_overhead.json
+	$(BIN)/python benchmarks/logical_ranks.py --json benchmarks/results/logical_ranks.json
 	$(BIN)/python benchmarks/horovod_overhead.py --json benchmarks/results/horovod_overhead.json
 	$(BIN)/python benchmarks/replicas.py --json benchmarks/results/replicas.json
 	$(BIN)/python benchmarks/startup.py --json benchmarks/results/startup.json
@@ -98,12 +101,15 @@ bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/resu
 	bash benchmarks/peers/recovery.sh $(VENV)
 	$(BIN)/python benchmarks/recovery.py --json benchmarks/results/recovery.json
 	$(BIN)/python benchmarks/replay.py --json benchmarks/results/replay.json
+	$(BIN)/python benchmarks/goodput.py --json benchmarks/results/goodput.json
+	$(BIN)/python benchmarks/profiler_overhead.py --json benchmarks/results/profiler_overhead.json
 	bash benchmarks/peers/data.sh $(VENV)
 	$(BIN)/python benchmarks/data_images.py --json benchmarks/results/data_images.json
 	$(BIN)/python benchmarks/data_tabular.py --json benchmarks/results/data_tabular.json
 	$(BIN)/python benchmarks/data_tokens.py --json benchmarks/results/data_tokens.json
 	$(BIN)/python benchmarks/augmentation.py --json benchmarks/results/augmentation.json
 	$(BIN)/python benchmarks/plan_accuracy.py --json benchmarks/results/plan_accuracy.json
+	$(BIN)/python benchmarks/slurm.py --json benchmarks/results/slurm.json
 	$(BIN)/python benchmarks/chaos.py --kills 200 --json benchmarks/results/chaos.json
 
 lock: setup  ## pin the present environment in requirements/constraints.txt

@@ -170,26 +170,33 @@ class Runner:
 
 
 def measure(
-    names: list[str], rounds: int, steps: int, warm_up_s: float, quick: bool = False
+    loops: dict[str, Loop],
+    rounds: int,
+    steps: int,
+    warm_up_s: float,
+    quick: bool = False,
+    warm_up_steps: int = CHECKPOINT_EVERY + CHECKPOINT_EVERY // 2,
 ) -> dict[str, list[Figures]]:
-    """Run the loops in turns. Return microseconds per step of each turn."""
-    # The warm-up ends half-way between two checkpoints, so that no checkpoint falls between two turns.
-    turns = [CHECKPOINT_EVERY + CHECKPOINT_EVERY // 2, *[steps] * rounds]
+    """Run the loops in turns. Return microseconds per step of each turn.
+
+    By default, the warm-up ends half-way between two checkpoints, so that no checkpoint falls between two turns.
+    """
+    turns = [warm_up_steps, *[steps] * rounds]
     runners: dict[str, Runner] = {}
     context = process_context(quick, *PRELOAD)
-    for name in names:
-        runners[name] = Runner(name, VARIANTS[name], turns, context)
+    for name, loop in loops.items():
+        runners[name] = Runner(name, loop, turns, context)
         runners[name].begin_turn()
         runners[name].end_turn()
     time.sleep(warm_up_s)
 
-    begun: dict[str, list[Clocks]] = {name: [] for name in names}
+    begun: dict[str, list[Clocks]] = {name: [] for name in loops}
 
     def turn(name: str) -> Figures:
         begun[name].append(runners[name].begin_turn())
         return {"wall_us": (runners[name].end_turn().wall - begun[name][-1].wall) / steps * 1e6}
 
-    results = interleave(names, turn, rounds)
+    results = interleave(list(loops), turn, rounds)
     for name, runner in runners.items():
         begun[name].append(runner.begin_turn())
         for figures, (begins, ends) in zip(results[name], itertools.pairwise(begun[name]), strict=True):
@@ -206,9 +213,9 @@ def main() -> None:
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
     host = machine()
     if options.quick:
-        results = measure(list(VARIANTS), QUICK_ROUNDS, STEPS // 5, 0.0, quick=True)
+        results = measure(VARIANTS, QUICK_ROUNDS, STEPS // 5, 0.0, quick=True)
     else:
-        results = measure(list(VARIANTS), ROUNDS, STEPS, WARM_UP_S)
+        results = measure(VARIANTS, ROUNDS, STEPS, WARM_UP_S)
 
     ratios = {
         "footplate_vs_raw": ratio(results, "footplate", "raw loop", "cpu_us", CPU_STEP),
