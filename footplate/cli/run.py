@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from footplate.launch.backends import Backend
     from footplate.launch.policy import Restarts
     from footplate.launch.script import Script
+    from footplate.launch.slurm_allocation import Allocation
 
 
 @dataclass(frozen=True)
@@ -210,35 +211,52 @@ def _complete(args: Namespace, command: str) -> Path | None:
     Raises:
         ConfigError: Slurm has started the command in a way that can't work.
     """
-    from footplate.launch.slurm_allocation import Meeting, address_of, allocation, meeting_file
+    from footplate.launch.slurm_allocation import allocation
+
+    written = None
+    # With --backend or --nnodes, the user has said which machines take part.
+    if args.backend == "local" and args.nnodes is None:
+        allocated = allocation(os.environ, command)
+        written = None if allocated is None else _complete_from_slurm(args, allocated)
+    _default(args, np=1, nnodes=NodeCounts(1, 1), node_rank=0, master_port=29500)
+    return written
+
+
+def _complete_from_slurm(args: Namespace, allocated: Allocation) -> Path | None:
+    """Set the options that weren't given from Slurm's variables, and agree with the other machines on a port and a token.
+
+    Returns:
+        The file with the launch's meeting point, if this machine has written one.
+    """
+    from footplate.launch.slurm_allocation import Meeting, address_of, meeting_file
     from footplate.server.auth import VARIABLE as TOKEN
 
-    # Whoever gives a backend or the machines has described the launch.
-    described = args.backend != "local" or args.nnodes is not None
-    allocated = None if described else allocation(os.environ, command)
+    args.nnodes = NodeCounts(allocated.nodes, allocated.nodes)
+    _default(args, node_rank=allocated.node_rank, np=allocated.nodes * allocated.per_node)
+    for name, value in allocated.job_variables.items():
+        os.environ.setdefault(name, value)
+
     written = None
-    if allocated is not None:
-        args.nnodes = NodeCounts(allocated.nodes, allocated.nodes)
-        args.node_rank = allocated.node_rank if args.node_rank is None else args.node_rank
-        args.np = allocated.nodes * allocated.per_node if args.np is None else args.np
-        if allocated.nodes > 1:
-            args.master_addr = args.master_addr or address_of(allocated.first_node)
-        if allocated.nodes > 1 and TOKEN not in os.environ:
+    if allocated.nodes > 1:
+        args.master_addr = args.master_addr or address_of(allocated.first_node)
+        if TOKEN not in os.environ:
             path = meeting_file(os.environ)
             if args.node_rank == 0:
                 meeting, written = Meeting.new(args.master_addr), path
                 meeting.write(path)
             else:
                 meeting = Meeting.read(path)
-            args.master_port = meeting.port if args.master_port is None else args.master_port
+            _default(args, master_port=meeting.port)
             os.environ[TOKEN] = meeting.token
-        args.master_port = allocated.port if args.master_port is None else args.master_port
-        for name, value in allocated.job_variables.items():
-            os.environ.setdefault(name, value)
-    for name, value in {"np": 1, "nnodes": NodeCounts(1, 1), "node_rank": 0, "master_port": 29500}.items():
+    _default(args, master_port=allocated.port)
+    return written
+
+
+def _default(args: Namespace, **values: object) -> None:
+    """Set the options that are still None."""
+    for name, value in values.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    return written
 
 
 def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:

@@ -25,7 +25,8 @@ gradients after the last backward pass.
 and their changes are dropped (`leaf_buffers.py`). Buffers are sent before each batch, since hooks may have changed them,
 and after it.
 
-**Skipped batches** are told through the gradient of a zero, the mark, as in `ddp.py`.
+**Skipped batches.** A parameter of its own, the mark, tells all ranks if every batch of a window was skipped. `ddp.py`
+explains it.
 """
 
 from __future__ import annotations

@@ -33,6 +33,13 @@ trainingInput:
   evaluatorType: n1-standard-4
 """
 
+TWO = """
+trainingInput:
+  scaleTier: CUSTOM
+  masterType: n1-standard-8
+  workerCount: 1
+  workerType: n1-standard-8
+"""
 NET = """\
 import torch
 import footplate as fp

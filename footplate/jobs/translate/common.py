@@ -55,6 +55,29 @@ def refuse_if(system: str, problems: Iterable[str]) -> None:
         raise Untranslatable(system, problems)
 
 
+def refuse_without_package(job: ResolvedJob, system: str) -> None:
+    """Raise if a system whose nodes run a job's Python package can't run this job.
+
+    Raises:
+        ConfigError: the job has no name.
+        Untranslatable: it has no module, or has TPUs, or is a tuning.
+    """
+    if job.name is None:
+        raise ConfigError("a job needs a name.")
+    problems = [*no_tuning(job), *no_tpus(job)]
+    if not job.command:
+        problems.append(
+            f"It has no module, and on {system}'s nodes jobs run as Python packages: give --package-path and --module-name."
+        )
+    refuse_if(system, problems)
+
+
+def without_image(job: ResolvedJob, system: str) -> Iterator[str]:
+    """The notice of a system that runs the package and not the spec's container image."""
+    if any(replica.image_uri for replica in job.replicas):
+        yield f"On {system}'s nodes the package runs as it is, without the container image that the spec names."
+
+
 def machine_type(replica: Replica) -> str:
     """The Compute Engine name of a machine. Only AI Platform used the legacy types."""
     row = catalog().machines[replica.machine.machine]

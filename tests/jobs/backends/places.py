@@ -22,13 +22,12 @@ class Kind:
     """Visible properties of jobs on a backend.
 
     Attributes:
-        backend: its name. bucket: the bucket above the job directories; None if they are on this machine's disk. Vertex
-        AI's machines can't see
-            our disk.
+        backend: its name.
+        bucket: the bucket above the job directories; None if they are on this machine's disk. Vertex AI's machines can't
+            see our disk.
         tells_each_end: True if the end of each replica is reported. Vertex AI reports the exit code of one replica only,
-        and
-            none for a job that has succeeded, which means that its master succeeded. The other replicas "ended with its
-            job".
+            and none for a job that has succeeded, which means that its master succeeded. The other replicas "ended with
+            its job".
         keeps_bytes: True if output is kept byte for byte. Cloud Logging keeps entries, and each becomes a line, including a
             last one without a line end.
         requeues: True if the backend begins the next attempt itself after a machine was lost. Then the supervisor counts no

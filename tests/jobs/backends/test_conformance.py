@@ -17,15 +17,7 @@ from footplate.jobs.backends import get_backend
 from footplate.jobs.states import State
 from footplate.jobs.supervision.identity import Identity
 from jobs.backends.places import Place
-from jobs.conftest import CLUSTER, NET, Bench, until
-
-TWO = """
-trainingInput:
-  scaleTier: CUSTOM
-  masterType: n1-standard-8
-  workerCount: 1
-  workerType: n1-standard-8
-"""
+from jobs.conftest import CLUSTER, NET, TWO, Bench, until
 
 
 def test_each_replica_knows_its_place_and_the_master_decides(bench: Bench, place: Place):

@@ -23,20 +23,13 @@ from footplate.server.routes.jobs import profile_job, profile_of_job
 from jobs.backends.conftest import ENGINE
 from jobs.backends.places import Place
 from jobs.backends.ray_backend import RayCluster
-from jobs.conftest import NET, Bench, until
+from jobs.conftest import NET, TWO, Bench, until
 
 EVERYWHERE = pytest.mark.parametrize(
     "place", [pytest.param("local", marks=pytest.mark.slow), pytest.param("ray", marks=ENGINE)], indirect=True
 )
 ON_RAY = pytest.mark.parametrize("place", [pytest.param("ray", marks=ENGINE)], indirect=True)
 
-TWO = """
-trainingInput:
-  scaleTier: CUSTOM
-  masterType: n1-standard-8
-  workerCount: 1
-  workerType: n1-standard-8
-"""
 # Trains until there is a file `end`, or for a number of steps.
 TRAINS = f"""
 {NET}

@@ -15,7 +15,7 @@ from footplate.jobs.cluster_env import ReplicaProcess
 from footplate.jobs.spec.draft import draft
 from footplate.jobs.spec.resolving import ResolvedJob, resolve
 from footplate.jobs.spec.yamlfile import parse
-from footplate.jobs.translate.common import Untranslatable
+from footplate.jobs.translate.common import Untranslatable, refuse_without_package
 
 T4 = {"acceleratorConfig": {"count": 4, "type": "NVIDIA_TESLA_T4"}}
 ALONE = {"scaleTier": "CUSTOM", "masterType": "n1-standard-16", "masterConfig": T4}
@@ -70,7 +70,7 @@ def test_a_job_that_slurm_cannot_run_is_refused_with_all_reasons():
     image = {"imageUri": "gcr.io/me/mine"}
     resolved = _resolved({"region": "us-central1"}, scaleTier="CUSTOM", masterType="n1-standard-4", masterConfig=image)
     with pytest.raises(Untranslatable, match="It has no module, and on Slurm's nodes jobs run as Python packages"):
-        request.refuse(resolved)
+        refuse_without_package(resolved, "Slurm")
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,9 @@ class Ray:
         from footplate.core.optional import require
         from footplate.jobs.backends.ray import request, resources
         from footplate.jobs.backends.ray.client import Away, Client
+        from footplate.jobs.translate.common import refuse_without_package
 
-        request.refuse(resolved)
+        refuse_without_package(resolved, "Ray")
         require("ray.job_submission", "ray", "A job on a Ray cluster")
         try:
             nodes = Client(destination["address"]).nodes()
@@ -113,8 +114,9 @@ class Ray:
         """
         from footplate.jobs.backends.ray import request
         from footplate.jobs.execution import Execution
+        from footplate.jobs.translate.common import refuse_without_package
 
-        request.refuse(resolved)
+        refuse_without_package(resolved, "Ray")
         plan = Execution.of(resolved, "DIGEST", Path.cwd(), destination)
         task = request.document(f"{resolved.name}-TIME", 1, plan, resolved.to_dict(), process_env.lasting(os.environ))
         return request.submission(task, resolved.labels, BUNDLE)

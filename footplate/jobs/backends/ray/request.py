@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from footplate.core.errors import ConfigError
 from footplate.jobs.backends.ray import resources
 from footplate.jobs.backends.ray.entrypoint import VARIABLE
 from footplate.jobs.execution import BUCKETS, Execution
 from footplate.jobs.supervision.exit_status import GRACE_S
-from footplate.jobs.translate.common import no_tpus, no_tuning, refuse_if
+from footplate.jobs.translate.common import without_image
 
 if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob
@@ -37,23 +36,6 @@ _NAMES = {
 _OF_MACHINES = ("_IFNAME", "_HCA")
 
 
-def refuse(resolved: ResolvedJob) -> None:
-    """Raise if a job can't run on Ray.
-
-    Raises:
-        ConfigError: the job has no name.
-        Untranslatable: it has no module, or has TPUs, or is a tuning.
-    """
-    if resolved.name is None:
-        raise ConfigError("a job needs a name.")
-    problems = [*no_tuning(resolved), *no_tpus(resolved)]
-    if not resolved.command:
-        problems.append(
-            "It has no module, and on Ray's nodes jobs run as Python packages: give --package-path and --module-name."
-        )
-    refuse_if("Ray", problems)
-
-
 def notices(resolved: ResolvedJob, nodes: int) -> Iterator[str]:
     """Notices about things that the nodes may lack, the image and the job directory; one sentence each.
 
@@ -61,8 +43,7 @@ def notices(resolved: ResolvedJob, nodes: int) -> Iterator[str]:
         resolved: the job.
         nodes: the number of nodes.
     """
-    if any(replica.image_uri for replica in resolved.replicas):
-        yield "On Ray's nodes the package runs as it is, without the container image that the spec names."
+    yield from without_image(resolved, "Ray")
     if resolved.job_dir and not resolved.job_dir.startswith(BUCKETS) and nodes > 1:
         yield (
             f"--job-dir {resolved.job_dir} is a path, and the Ray cluster has {nodes} nodes. Use storage that all of them "

@@ -84,8 +84,9 @@ class Slurm:
         from footplate.jobs.backends.slurm import request
         from footplate.jobs.backends.slurm.client import Away, Client, NoNodes, Refused
         from footplate.jobs.supervision.logfiles import limit
+        from footplate.jobs.translate.common import refuse_without_package
 
-        request.refuse(resolved)
+        refuse_without_package(resolved, "Slurm")
         if resolved.job_dir is not None and not resolved.job_dir.startswith(BUCKETS):
             check_job_dir(absolute_job_dir(resolved.job_dir, Path.cwd()))
         # A wrong FOOTPLATE_LOG_MB must fail now, not when the job starts.
@@ -118,8 +119,9 @@ class Slurm:
         from footplate.jobs.backends.slurm import files, request
         from footplate.jobs.execution import Execution
         from footplate.jobs.home import Home
+        from footplate.jobs.translate.common import refuse_without_package
 
-        request.refuse(resolved)
+        refuse_without_package(resolved, "Slurm")
         execution = Execution.of(resolved, "DIGEST", Path.cwd(), destination)
         folder = Home.existing_or_not().attempt(resolved.name or "", 1)
         options = request.arguments(resolved, destination, f"{resolved.name}-TIME-1", folder)

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.core.errors import ConfigError
 from footplate.jobs.backends.slurm import files
 from footplate.jobs.execution import Execution
 from footplate.jobs.supervision.exit_status import GRACE_S
-from footplate.jobs.translate.common import WORLD, gpus, no_tpus, no_tuning, refuse_if
+from footplate.jobs.translate.common import WORLD, gpus, without_image
 from footplate.jobs.translate.slurm import GRACE_S as SAVE_S
 from footplate.jobs.translate.slurm import Machine, machine_of, machine_options
 
@@ -34,27 +33,9 @@ exec {python} -P -m footplate.jobs.backends.slurm.entrypoint {folder}
 _NAMED = ("partition", "account", "qos", "time")
 
 
-def refuse(resolved: ResolvedJob) -> None:
-    """Raise if a job can't run on Slurm.
-
-    Raises:
-        ConfigError: the job has no name.
-        Untranslatable: it has no module, or has TPUs, or is a tuning.
-    """
-    if resolved.name is None:
-        raise ConfigError("a job needs a name.")
-    problems = [*no_tuning(resolved), *no_tpus(resolved)]
-    if not resolved.command:
-        problems.append(
-            "It has no module, and on Slurm's nodes jobs run as Python packages: give --package-path and --module-name."
-        )
-    refuse_if("Slurm", problems)
-
-
 def notices(resolved: ResolvedJob) -> Iterator[str]:
     """What the user may not expect, one sentence each."""
-    if any(replica.image_uri for replica in resolved.replicas):
-        yield "On Slurm's nodes the package runs as it is, without the container image that the spec names."
+    yield from without_image(resolved, "Slurm")
     if len({str(replica.machine) for replica in resolved.replicas}) > 1:
         yield "The tasks of a Slurm job are alike: each replica gets the cores, memory and GPUs of the largest machine."
 
