@@ -111,6 +111,12 @@ def parser(name: str) -> Parser:
         "default the one on the way to --master-addr",
     )
     parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="encrypt the connections of the launch to other machines, with a key of its own; give it on all machines. "
+        "Gradients go over connections of torch.distributed, which stay as they are",
+    )
+    parser.add_argument(
         "--max-restarts", type=int, default=3, help="failures after which all processes are started again"
     )
     parser.add_argument(
@@ -157,7 +163,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         if not word.startswith("-"):
             end += 1
             break
-        flag = word in ("-h", "--help")
+        flag = word in ("-h", "--help", "--tls")
         end += 1 if flag or "=" in word else 2
         if word == "-m" or word.partition("=")[0] == "--module":
             break
@@ -199,7 +205,7 @@ def run(name: str, argv: Sequence[str]) -> int:
         finally:
             if meeting_file is not None:
                 meeting_file.unlink(missing_ok=True)
-    return _launch(script, args, restarts, *choose(args.np, args.backend))
+    return _launch(script, args, restarts, *choose(args.np, args.backend, tls=args.tls))
 
 
 def _complete(args: Namespace, command: str) -> Path | None:
@@ -261,6 +267,7 @@ def _default(args: Namespace, **values: object) -> None:
 
 def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:
     """Take part in a run on several machines. Machine 0 supervises it; the others wait for its commands."""
+    from footplate.core.net.tls import ServerKey
     from footplate.distributed.network_interface import CHOICE, chosen
     from footplate.launch.backends import Cluster
     from footplate.launch.cluster.machines import MachinePlacement
@@ -280,23 +287,26 @@ def _on_machines(script: Script, args: Namespace, restarts: Restarts) -> int:
     if args.node_rank > 0:
         while True:
             try:
-                return join(args.master_addr, args.master_port, token, args.node_rank)
+                return join(args.master_addr, args.master_port, token, args.node_rank, args.tls)
             except LostError as error:
                 if not args.nnodes.elastic:
                     print(f"footplate run: {error}", file=sys.stderr)
                     return 1
             print("footplate run: lost the connection to machine 0; joining again", file=sys.stderr)
     nodes = args.nnodes.most
-    placement = MachinePlacement(nodes, args.np // nodes, args.master_addr, args.master_port, token, args.nnodes.fewest)
+    key = ServerKey() if args.tls else None
+    placement = MachinePlacement(
+        nodes, args.np // nodes, args.master_addr, args.master_port, token, args.nnodes.fewest, key
+    )
 
     # Machine 0 runs processes too, so it also joins its own run.
-    member = threading.Thread(target=join, args=(args.master_addr, placement.port, token, 0), daemon=True)
+    member = threading.Thread(target=join, args=(args.master_addr, placement.port, token, 0, args.tls), daemon=True)
     member.start()
 
     # The other machines exit with this code.
     code = 1
     try:
-        code = _launch(script, args, restarts, Cluster(placement), args.np)
+        code = _launch(script, args, restarts, Cluster(placement, args.tls), args.np)
     except KeyboardInterrupt:
         code = 130
         raise

@@ -30,6 +30,7 @@ _PLACEMENTS = {
     "spark": ("footplate.launch.cluster.spark", "SparkPlacement"),
 }
 NAMES = ("local", *_PLACEMENTS)
+TLS_ALONE = "TLS is for connections to other machines, and there are none. Leave it out, or name a cluster."
 
 
 class Backend(Protocol):
@@ -83,9 +84,13 @@ class Local:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Processes on the machines of a cluster, where `placement` starts agents."""
+    """Processes on the machines of a cluster, where `placement` starts agents.
+
+    With `tls`, the connections to agents are encrypted.
+    """
 
     placement: Placement
+    tls: bool = False
 
     @property
     def name(self) -> str:
@@ -97,6 +102,7 @@ class Cluster:
     def worker_group(
         self, payload_fd: int, environment: Mapping[str, str], preload: Sequence[str], world_size: int
     ) -> WorkerGroup:
+        from footplate.core.net.tls import ServerKey
         from footplate.launch.cluster.agent_group import AgentGroup
 
         slots = self.placement.slots(world_size)
@@ -105,18 +111,19 @@ class Cluster:
                 f"np={world_size}: {self.name} can hold {slots} worker(s) of this shape now. Use np={slots} at most, "
                 "np=0 for all of them, give each less with resources=…, or add machines."
             )
-        return AgentGroup(self.placement, payload_fd, environment, preload)
+        return AgentGroup(self.placement, payload_fd, environment, preload, ServerKey() if self.tls else None)
 
 
-def named(name: str, resources: Mapping[str, Any] | None = None) -> Backend:
+def named(name: str, resources: Mapping[str, Any] | None = None, tls: bool = False) -> Backend:
     """Make the backend of this name.
 
     Args:
         name: one of `NAMES`.
         resources: the needs of a worker, as arguments of the backend's placement.
+        tls: whether connections to other machines are encrypted.
 
     Raises:
-        ConfigError: there is no such backend, or it doesn't know these resources.
+        ConfigError: there is no such backend, it doesn't know these resources, or it has no other machines for TLS.
         MissingExtra: its engine is not installed.
         LaunchError: its cluster can't be reached.
     """
@@ -128,6 +135,8 @@ def named(name: str, resources: Mapping[str, Any] | None = None) -> Backend:
             raise ConfigError(
                 f'resources={needs!r} with backend="local": local processes share the machine. Leave resources out.'
             )
+        if tls:
+            raise ConfigError(TLS_ALONE)
         return Local()
     module, placement = _PLACEMENTS[name]
     kind = getattr(importlib.import_module(module), placement)
@@ -135,7 +144,7 @@ def named(name: str, resources: Mapping[str, Any] | None = None) -> Backend:
     for key in needs:
         if key not in known:
             raise ConfigError(f'resources={{"{key}": …}} with backend="{name}": {did_you_mean(key, known)}')
-    return Cluster(kind(**needs))
+    return Cluster(kind(**needs), tls)
 
 
 def connected_cluster(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -48,6 +48,8 @@ class Runner:
         driver_log_verbosity: the lines to show here while it runs: of `"all"` ranks, each with its rank; of `"rank_0"`; or
             with `"log_callback_only"` only the messages of `footplate.launch.worker.log_to_driver`.
         heartbeat_timeout: seconds of silence after which a process counts as frozen.
+        tls: whether the connections of this launch to other machines are encrypted (`pip install "footplate[tls]"`). The
+            ranks' own connections, over which gradients go, are not.
 
     Attributes:
         log_dir: the directory of the latest run's output. In the temporary directory, that of a successful run lasts until
@@ -69,9 +71,10 @@ class Runner:
         log_dir: str | os.PathLike[str] | None = None,
         driver_log_verbosity: Show = "all",
         heartbeat_timeout: float = 30.0,
+        tls: bool = False,
     ) -> None:
         restarts = Restarts(max_restarts, max_host_restarts)
-        check(np, backend, resources, restarts, heartbeat_timeout)
+        check(np, backend, resources, restarts, heartbeat_timeout, tls)
         if driver_log_verbosity not in get_args(Show):
             raise ConfigError(
                 f"driver_log_verbosity={driver_log_verbosity!r}: {did_you_mean(driver_log_verbosity, get_args(Show))}"
@@ -85,6 +88,7 @@ class Runner:
         self._logs = log_dir
         self._show: Show = driver_log_verbosity
         self._heartbeat_timeout = heartbeat_timeout
+        self._tls = tls
         self._temporary_logs: list[Path] = []
         weakref.finalize(self, _remove_logs, self._temporary_logs, os.getpid())
 
@@ -102,7 +106,7 @@ class Runner:
             Exception: the exception that `fn` raised, with the worker's traceback in its notes, when no restart is left.
         """
         refuse_inside(f"Runner(np={self.np})")
-        backend, world_size = choose(self.np, self._backend, self._resources)
+        backend, world_size = choose(self.np, self._backend, self._resources, self._tls)
         name = name_of(fn)
         _remove_logs(self._temporary_logs, os.getpid())
         self.log_dir = new_log_dir(self._logs, name)
@@ -128,7 +132,7 @@ class Runner:
         return result
 
 
-def check(np: Any, backend: Any, resources: Any, restarts: Restarts, heartbeat_timeout: Any) -> None:
+def check(np: Any, backend: Any, resources: Any, restarts: Restarts, heartbeat_timeout: Any, tls: Any = False) -> None:
     """Check the arguments of a `Runner`.
 
     Raises:
@@ -136,18 +140,21 @@ def check(np: Any, backend: Any, resources: Any, restarts: Restarts, heartbeat_t
     """
     _check_numbers(np, restarts, heartbeat_timeout)
     _check_names(np, backend, resources)
+    if tls and np < 0:
+        raise ConfigError(f"np={np} with tls={tls!r}: {backends.TLS_ALONE}")
 
 
 def choose(
     np: int,
     backend: str | Backend | None = None,
     resources: Mapping[str, Any] | None = None,
+    tls: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[Backend, int]:
     """Choose the backend for `np` processes, and the size of the world.
 
     Raises:
-        ConfigError: there is no cluster.
+        ConfigError: there is no cluster, or TLS has no other machine.
         MissingExtra: the engine of the backend is not installed.
         LaunchError: its cluster can't be reached, or has no slots.
     """
@@ -161,7 +168,11 @@ def choose(
             f'np=-{np} or backend="local"; for a cluster connect first (ray.init(), SparkSession.builder), or name it with '
             'backend="ray".'
         )
-    chosen = backends.named(name, resources) if isinstance(name, str) else name
+    if tls and not isinstance(name, str):
+        raise ConfigError(
+            f"tls={tls!r} with backend={name!r}: give tls to that backend, as in Cluster(placement, tls=True)."
+        )
+    chosen = backends.named(name, resources, tls) if isinstance(name, str) else name
     size = np or chosen.slots()
     if size < 1:
         raise LaunchError(f"np=0: {chosen.name} has no free slot for a worker now. Add machines, or wait for them.")

@@ -332,6 +332,7 @@ time.sleep(60)
         (["--max-restart", "2", "flowers.py"], "--max-restart"),
         (["--np", "-2", "--backend", "ray", "flowers.py"], "negative means processes of this machine"),
         (["--max-restarts", "-1", "flowers.py"], "max_restarts=-1"),
+        (["--tls", "--np", "2", "flowers.py"], "TLS is for connections to other machines, and there are none"),
         (["--nnodes", "3:2", "--np", "3", "flowers.py"], "--nnodes: '3:2': expected a number of machines"),
         (["--nnodes", "0", "--np", "3", "flowers.py"], "--nnodes: '0': expected a number of machines"),
         (["--nnodes", "1:", "--np", "3", "flowers.py"], "--nnodes: '1:': expected a number of machines"),
@@ -387,9 +388,10 @@ def machine(process):
 
 
 @pytest.mark.slow
-def test_two_machines_meet_without_a_clusters_engine(machine, script):
+@pytest.mark.parametrize("options", [(), ("--tls",)])
+def test_two_machines_meet_without_a_clusters_engine(machine, script, options):
     path = script(MACHINES)
-    other, first = machine(1, path), machine(0, path)
+    other, first = machine(1, *options, path), machine(0, *options, path)
     out, err = first.communicate(timeout=120)
     assert first.returncode == 0, err
     assert sorted(line.partition("there ")[2] for line in out.splitlines()) == [

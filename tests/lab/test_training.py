@@ -102,7 +102,9 @@ def test_a_partition_one_way_is_as_good_as_two(training, undisturbed):
 
 @pytest.mark.parametrize("fault", ["its power", "its connection"])
 def test_a_machine_that_has_lost_something_is_done_without_and_takes_part_again_when_it_is_back(lab, fault):
-    run = Training(lab(3), ("--heartbeat-timeout", 5), world=3, nnodes="2:3", arguments=(8,))
+    # One of them also with TLS.
+    options = ("--heartbeat-timeout", 5, *(["--tls"] if fault == "its power" else []))
+    run = Training(lab(3), options, world=3, nnodes="2:3", arguments=(8,))
     lost = run.lab.machines[2]
 
     def last_step(rank: int) -> int:

@@ -12,7 +12,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ import torch
 from launched import gone
 from process_placement import ProcessPlacement, agent, rank
 from torch import distributed as dist
+from wiretap import Wiretap
 
 from footplate.core.errors import LaunchError
 from footplate.core.net.handshake import ServerHandshake
@@ -36,8 +38,9 @@ from footplate.launch.worker import attempt
 MB = 1 << 20
 
 
-def run(placement: ProcessPlacement, work: Callable, *args, **given):
-    return launch(work, *args, world_size=len(placement.nodes), backend=Cluster(placement), **{"preload": (), **given})
+def run(placement: ProcessPlacement, work: Callable, *args, tls: bool = False, **given):
+    backend = Cluster(placement, tls)
+    return launch(work, *args, world_size=len(placement.nodes), backend=backend, **{"preload": (), **given})
 
 
 def test_ranks_meet_and_are_numbered_machine_by_machine():
@@ -360,6 +363,45 @@ def while_running(
     actor.start()
     assert run(placement, work) == "undisturbed"
     actor.join()
+
+
+@dataclass
+class TappedPlacement(ProcessPlacement):
+    """Agents whose connections a stranger listens to."""
+
+    taps: list[Wiretap] = field(default_factory=list)
+
+    def start(self, slots: Sequence[int], call: AgentCall) -> None:
+        self.taps.append(Wiretap(call.port))
+        super().start(slots, replace(call, port=self.taps[-1].port))
+
+    @property
+    def heard(self) -> bytes:
+        for tap in self.taps:
+            tap.close()
+        return b"".join(bytes(tap.heard) for tap in self.taps)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_with_tls_nobody_can_read_the_code_the_output_and_the_result(tls):
+    def work(secret: str):
+        print("output with", secret)
+        if attempt() == 0 and rank() == 1:
+            raise ValueError("again")
+        return secret * 100_000
+
+    placement = TappedPlacement(["a", "b"])
+    assert run(placement, work, "open sesame", tls=tls) == "open sesame" * 100_000
+    assert (b"sesame" in placement.heard) is not tls
+    assert len(placement.heard) > MB
+
+
+def test_an_agent_and_a_driver_of_which_only_one_uses_tls_say_so(tmp_path):
+    def act(call: AgentCall) -> None:
+        with pytest.raises(LaunchError, match="it doesn't use TLS"):
+            replace(call, tls=True)(0)
+
+    while_running(tmp_path, ProcessPlacement(["a"]), act)
 
 
 def test_an_agent_without_the_token_is_refused(tmp_path, said):

@@ -11,14 +11,17 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from wiretap import Wiretap
 
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.core.net.framing import encode_frame
 from footplate.core.net.handshake import PROTOCOL
+from footplate.core.net.tls import ServerKey
 from footplate.launch.cluster import machines, member
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.machines import Connection, MachinePlacement
@@ -32,8 +35,8 @@ def placement():
     """Make placements on this machine; they are closed at the end."""
     made = []
 
-    def make(nodes=2, workers_per_node=1, min_nodes=None):
-        made.append(MachinePlacement(nodes, workers_per_node, "127.0.0.1", 0, TOKEN, min_nodes))
+    def make(nodes=2, workers_per_node=1, min_nodes=None, key=None):
+        made.append(MachinePlacement(nodes, workers_per_node, "127.0.0.1", 0, TOKEN, min_nodes, key))
         return made[-1]
 
     yield make
@@ -48,8 +51,8 @@ def stranger(placement: MachinePlacement, says: bytes = b"") -> socket.socket:
     return connection
 
 
-def join(placement: MachinePlacement, node: int, token: str = TOKEN) -> Connection:
-    return member._join(placement.host, placement.port, token, node)
+def join(placement: MachinePlacement, node: int, token: str = TOKEN, tls: bool = False) -> Connection:
+    return member._join(placement.host, placement.port, token, node, tls)
 
 
 def read_to_the_end(connection: socket.socket) -> None:
@@ -169,6 +172,30 @@ def test_a_placement_without_a_free_file_descriptor_accepts_again(placement, cap
     assert caplog.text.count("can't take connections") == 1
     there.close()
     waiting.close()
+
+
+def test_the_token_of_agents_cannot_be_read_with_tls(placement):
+    call = replace(CALL, token=b"a token for agents")
+    heard = {}
+    for tls in (False, True):
+        opened = placement(key=ServerKey() if tls else None)
+        tap = Wiretap(opened.port)
+        lines = [member._join("127.0.0.1", tap.port, TOKEN, node, tls) for node in (0, 1)]
+        opened.start((0, 1), call)
+        assert [calls(line, 1) for line in lines] == [[0], [1]]
+        tap.close()
+        heard[tls] = call.token in tap.heard
+    assert heard == {False: True, True: False}
+
+
+@pytest.mark.parametrize(
+    ("tls", "why"), [(True, "it doesn't use TLS"), (False, "it uses TLS, and this process doesn't")]
+)
+def test_tls_on_one_side_only_is_said_at_once(placement, tls, why):
+    opened = placement(key=None if tls else ServerKey())
+    with pytest.raises(LaunchError, match=f"refused this machine: {why}.*Give --tls on all machines, or on none"):
+        join(opened, 0, tls=tls)
+    join(opened, 0, tls=not tls)
 
 
 def test_a_machine_is_told_why_it_is_refused(placement):

@@ -7,8 +7,8 @@
     {proof} or {refused: why}   ───────────►
 
 A proof is an HMAC-SHA256 with the token over: the purpose of the connection, the side, both nonces and the client's
-details (its rank, for instance). So a proof is good for one connection, in one direction, and for these details. Proofs
-are compared in constant time.
+details (its rank, for instance), and with TLS the digest of the server's certificate (`tls.py`). So a proof is good for one
+connection, in one direction, and for these details. Proofs are compared in constant time.
 
 The order matters:
 
@@ -16,7 +16,7 @@ The order matters:
 2. The client proves the token first, so a stranger learns nothing from the server.
 3. A side handles no message of the other, and unpickles nothing, before it has checked the other's proof.
 
-What follows the handshake is neither signed nor encrypted, like the traffic of torch.distributed itself.
+Without TLS, what follows the handshake is neither signed nor encrypted, like the traffic of torch.distributed itself.
 
 This file does no input or output: it makes and checks messages. `framing.py` carries them. Servers keep connections
 without a proof in `Strangers`, which limits their number and their time.
@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 # Version of framing and handshake. Increase it when either changes.
-PROTOCOL = 1
+PROTOCOL = 2
 # Time for a client to prove the token.
 DEADLINE_S = 10.0
 
@@ -57,10 +57,12 @@ class ServerHandshake:
 
     Args:
         purpose: what the connection is for, such as `"agent"`. Both sides must use the same word.
+        binding: the digest of the server's certificate, with TLS.
     """
 
-    def __init__(self, purpose: str) -> None:
+    def __init__(self, purpose: str, binding: str = "") -> None:
         self._purpose = purpose
+        self._binding = binding
         self._nonce = new_nonce()
         self._client_nonce = ""
         self._details: dict[str, Any] = {}
@@ -78,12 +80,12 @@ class ServerHandshake:
             HandshakeError: the client isn't one of Footplate's, or speaks another protocol.
         """
         answer = _as_message(answer)
-        _check_protocol(answer)
+        check_protocol(answer)
         self._client_nonce, details = str(answer.get("nonce")), answer.get("details")
         if not isinstance(details, dict):
             raise HandshakeError("it didn't answer the challenge")
         try:
-            expected = _proof(token, self._purpose, "client", self._nonce, self._client_nonce, details)
+            expected = self._proof(token, "client", details)
         except RecursionError as error:
             # The message is nested too deeply to be encoded again.
             raise HandshakeError("it didn't answer the challenge") from error
@@ -94,7 +96,10 @@ class ServerHandshake:
 
     def acknowledgement(self, token: bytes) -> dict[str, Any]:
         """The server's own proof, for a client that `verify` has accepted."""
-        return {"proof": _proof(token, self._purpose, "server", self._nonce, self._client_nonce, self._details)}
+        return {"proof": self._proof(token, "server", self._details)}
+
+    def _proof(self, token: bytes, side: str, details: Mapping[str, Any]) -> str:
+        return _proof(token, [self._purpose, side, self._nonce, self._client_nonce, details, self._binding])
 
     @staticmethod
     def refusal(why: str) -> dict[str, Any]:
@@ -110,11 +115,13 @@ class ClientHandshake:
     Args:
         token: the secret that both sides have.
         purpose: what the connection is for, as on the server.
+        binding: the digest of the server's certificate, with TLS.
     """
 
-    def __init__(self, token: bytes, purpose: str) -> None:
+    def __init__(self, token: bytes, purpose: str, binding: str = "") -> None:
         self._token = token
         self._purpose = purpose
+        self._binding = binding
         self._nonce = new_nonce()
         self._server_nonce = ""
         self._details: Mapping[str, Any] = {}
@@ -126,9 +133,11 @@ class ClientHandshake:
             HandshakeError: the server isn't one of Footplate's, or speaks another protocol.
         """
         challenge = _as_message(challenge)
-        _check_protocol(challenge)
+        check_protocol(challenge)
+        if "tls" in challenge:
+            raise HandshakeError("it uses TLS, and this process doesn't. Give --tls on all machines, or on none")
         self._server_nonce, self._details = str(challenge.get("nonce")), details
-        proof = _proof(self._token, self._purpose, "client", self._server_nonce, self._nonce, details)
+        proof = self._proof("client")
         return {"protocol": PROTOCOL, "nonce": self._nonce, "proof": proof, "details": dict(details)}
 
     def verify(self, reply: Any) -> None:
@@ -141,9 +150,12 @@ class ClientHandshake:
         reply = _as_message(reply)
         if "refused" in reply:
             raise RefusedError(str(reply["refused"])[:200])
-        expected = _proof(self._token, self._purpose, "server", self._server_nonce, self._nonce, self._details)
-        if not _equal(expected, reply.get("proof")):
+        if not _equal(self._proof("server"), reply.get("proof")):
             raise WrongTokenError("it doesn't know the token")
+
+    def _proof(self, side: str) -> str:
+        parts = [self._purpose, side, self._server_nonce, self._nonce, self._details, self._binding]
+        return _proof(self._token, parts)
 
 
 class Strangers(Generic[Stranger]):
@@ -188,17 +200,30 @@ class Strangers(Generic[Stranger]):
         return strangers
 
 
+def check_protocol(message: Mapping[str, Any]) -> None:
+    """Check the version in a message of the other side.
+
+    Raises:
+        HandshakeError: it speaks another version, or isn't one of Footplate's programs.
+    """
+    protocol = message.get("protocol")
+    if type(protocol) is not int:
+        raise HandshakeError("it isn't one of Footplate's programs")
+    if protocol != PROTOCOL:
+        raise HandshakeError(
+            f"it speaks version {protocol} of Footplate's protocol, and this process version {PROTOCOL}. Install the same "
+            "Footplate on all machines"
+        )
+
+
 def new_nonce() -> str:
     """A random nonce of 128 bits."""
     return secrets.token_hex(16)
 
 
-def _proof(
-    token: bytes, purpose: str, side: str, server_nonce: str, client_nonce: str, details: Mapping[str, Any]
-) -> str:
+def _proof(token: bytes, parts: list[Any]) -> str:
     # As JSON, so that no two lists of parts have the same text.
-    parts = [PROTOCOL, purpose, side, server_nonce, client_nonce, details]
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    text = json.dumps([PROTOCOL, *parts], sort_keys=True, separators=(",", ":"))
     return hmac.new(token, text.encode(), "sha256").hexdigest()
 
 
@@ -210,14 +235,3 @@ def _as_message(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise HandshakeError("it isn't one of Footplate's programs")
     return message
-
-
-def _check_protocol(message: Mapping[str, Any]) -> None:
-    protocol = message.get("protocol")
-    if type(protocol) is not int:
-        raise HandshakeError("it isn't one of Footplate's programs")
-    if protocol != PROTOCOL:
-        raise HandshakeError(
-            f"it speaks version {protocol} of Footplate's protocol, and this process version {PROTOCOL}. Install the same "
-            "Footplate on all machines"
-        )

@@ -36,6 +36,7 @@ from typing import Any
 
 from footplate.core.errors import LaunchError
 from footplate.core.net.handshake import ClientHandshake, HandshakeError, WrongTokenError
+from footplate.core.net.tls import client_stream, expect_announcement
 from footplate.launch import rendezvous, worker
 from footplate.launch.cluster.agent_info import PURPOSE, AgentInfo
 from footplate.launch.cluster.channel import Channel, ChannelClosedError, Message
@@ -56,11 +57,13 @@ class AgentCall:
         host: the driver's address.
         port: the driver's port.
         token: the secret of this group of agents.
+        tls: whether the connection to the driver is encrypted.
     """
 
     host: str
     port: int
     token: bytes
+    tls: bool = False
 
     def __call__(self, index: int, node: str = "") -> None:
         """Serve as agent number `index`. Ranks of different `node`s never share a host group.
@@ -91,9 +94,15 @@ def _shake_hands(channel: Channel, call: AgentCall, index: int, node: str, addre
     Raises:
         LaunchError: the other end has not proved the token, or speaks another protocol.
     """
-    handshake = ClientHandshake(call.token, PURPOSE)
     try:
-        challenge = _next_message(channel).head
+        challenge, binding = _next_message(channel).head, ""
+        if call.tls:
+            expect_announcement(challenge)
+            stream = client_stream()
+            channel.begin_tls(stream)
+            channel.flush()
+            challenge, binding = _next_message(channel).head, stream.binding
+        handshake = ClientHandshake(call.token, PURPOSE, binding)
         details = AgentInfo.of_this_process(index, node, address).as_details()
         channel.send(handshake.answer(challenge, details))
         channel.flush()

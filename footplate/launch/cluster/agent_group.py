@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from footplate.core.errors import LaunchError
+from footplate.core.net.tls import ServerKey
 from footplate.core.stacks.snapshot import Process
 from footplate.launch import payload, rendezvous
 from footplate.launch.cluster import agent_info, rank_assignment
@@ -141,18 +142,25 @@ class AgentGroup:
         payload_fd: descriptor of the payload with the function and its arguments.
         environment: variables for all workers, over those of their machines.
         preload: modules that fork servers import.
+        key: to encrypt the connections to agents with; None for none.
     """
 
     def __init__(
-        self, placement: Placement, payload_fd: int, environment: Mapping[str, str], preload: Sequence[str]
+        self,
+        placement: Placement,
+        payload_fd: int,
+        environment: Mapping[str, str],
+        preload: Sequence[str],
+        key: ServerKey | None = None,
     ) -> None:
         self._placement = placement
         self._payload_fd = payload_fd
+        self._tls = key is not None
         caller = asdict(Caller.of_this_process())
         self._prepare = {"environment": dict(environment), "preload": list(preload), "caller": caller}
         self._selector = selectors.DefaultSelector()
         self._waker = Waker(self._selector)
-        self._listener = Listener(placement.host, self._selector, self._admit)
+        self._listener = Listener(placement.host, self._selector, self._admit, key)
         self._attempt = Attempt(0, ())
         self._ranks: list[_Rank] = []
         self._generation = _Generation((), broken=True)
@@ -179,7 +187,8 @@ class AgentGroup:
         self._generation = _Generation(attempt.slots)
         self._ranks = [_Rank(index) for index in range(len(attempt.slots))]
         self._listener.token = secrets.token_bytes(32)
-        self._placement.start(attempt.slots, AgentCall(*self._listener.address, self._listener.token))
+        call = AgentCall(*self._listener.address, self._listener.token, tls=self._tls)
+        self._placement.start(attempt.slots, call)
 
     def wait(self, timeout_s: float) -> list[Event]:
         self._flush()

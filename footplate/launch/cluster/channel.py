@@ -11,7 +11,8 @@ Nothing here blocks:
 - `flush` sends as much as the network takes.
 - `receive` gives what has arrived.
 
-The kernel finds a machine that has gone without a word (`core/net/silence.py`).
+The kernel finds a machine that has gone without a word (`core/net/silence.py`). With TLS (`core/net/tls.py`), `begin_tls`
+encrypts what follows in both directions.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, FrameDecoder, FramingError, encode_frame
 from footplate.core.net.silence import detect_silence
+from footplate.core.net.tls import TlsStream
 from footplate.launch import payload
 
 # Size of a payload's piece in a frame.
@@ -78,6 +80,7 @@ class Channel:
     def __init__(self, connection: socket.socket, trusted: bool = False) -> None:
         self.connection = connection
         self._decoder = FrameDecoder()
+        self._tls: TlsStream | None = None
         self.trusted = trusted
         self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
@@ -96,6 +99,11 @@ class Channel:
     def trusted(self, trusted: bool) -> None:
         self._trusted = trusted
         self._decoder.max_bytes = MAX_TRUSTED_BYTES if trusted else MAX_STRANGER_BYTES
+
+    def begin_tls(self, stream: TlsStream) -> None:
+        """Encrypt everything from now on. Nothing else may have arrived from the other end."""
+        self._tls = stream
+        self._enqueue(b"")
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -164,7 +172,7 @@ class Channel:
                 raise ChannelClosedError(str(error)) from error
             if not data:
                 raise ChannelClosedError("its connection was closed")
-            self._decoder.feed(data)
+            self._decoder.feed(data if self._tls is None else self._decrypted(data, self._tls))
             yield from self._messages()
 
     def close(self) -> None:
@@ -183,8 +191,22 @@ class Channel:
         return self._incoming[key]
 
     def _enqueue(self, frame: bytes) -> None:
-        self._queue.append(memoryview(frame))
-        self._queued_bytes += len(frame)
+        if self._tls is not None:
+            self._tls.write(frame)
+            frame = self._tls.outgoing()
+        if frame:
+            self._queue.append(memoryview(frame))
+            self._queued_bytes += len(frame)
+
+    def _decrypted(self, data: bytes, tls: TlsStream) -> bytes:
+        try:
+            plain = tls.received(data)
+        except OSError as error:
+            raise ChannelClosedError(f"it doesn't speak TLS as it should: {error}") from error
+        # TLS has an answer of its own during its handshake.
+        self._enqueue(b"")
+        self.flush()
+        return plain
 
     def _enqueue_next_piece(self) -> None:
         """Queue a piece of the payload whose turn it is. Behind its last piece, queue the frames that wait for it."""

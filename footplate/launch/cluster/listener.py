@@ -1,7 +1,7 @@
 """The port at which a launch accepts its agents: those that prove the token of the present group (`agent_info.py`).
 
 Every connection gets a challenge, and has `HANDSHAKE_S` to answer it. A connection that doesn't answer, or answers
-wrongly, is closed.
+wrongly, is closed. With TLS, the challenge is encrypted.
 
 When this process has no file descriptor left, connections wait in the socket's queue, and the listener tries again after
 `PAUSE_S`.
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from footplate.core.net.handshake import DEADLINE_S, HandshakeError, ServerHandshake, Strangers
+from footplate.core.net.tls import ANNOUNCEMENT, ServerKey
 from footplate.launch import rendezvous
 from footplate.launch.cluster.agent_info import PURPOSE, AgentInfo
 from footplate.launch.cluster.channel import Channel, ChannelClosedError, Message
@@ -48,6 +49,7 @@ class Listener:
         selector: where sockets are registered; the data of its keys are functions without arguments.
         admit: called with the channel and the description of an agent that has proved the token, and with the
             handshake's last message for it.
+        key: for TLS; None for none.
 
     Attributes:
         token: of the present group of agents; None to refuse all.
@@ -59,7 +61,9 @@ class Listener:
         host: str,
         selector: selectors.BaseSelector,
         admit: Callable[[Channel, AgentInfo, dict[str, str]], None],
+        key: ServerKey | None = None,
     ) -> None:
+        self._key = key
         self.token: bytes | None = None
         self._selector = selector
         self._admit = admit
@@ -110,13 +114,21 @@ class Listener:
         self._warned = False
         with contextlib.suppress(OSError):
             now = time.monotonic()
-            stranger = _Stranger(Channel(connection), peer[0], ServerHandshake(PURPOSE))
+            stranger = self._stranger(Channel(connection), peer[0])
             for oldest in self._strangers.add(stranger, now):
                 self._close(oldest)
             self._selector.register(stranger.channel, selectors.EVENT_READ, lambda: self._receive(stranger))
-            stranger.channel.send(stranger.handshake.challenge)
             # The message is so short that the network takes it at once.
             stranger.channel.flush()
+
+    def _stranger(self, channel: Channel, peer: str) -> _Stranger:
+        """Begin the handshake: queue its first message, with TLS behind the announcement."""
+        handshake = ServerHandshake(PURPOSE, "" if self._key is None else self._key.binding)
+        if self._key is not None:
+            channel.send(ANNOUNCEMENT)
+            channel.begin_tls(self._key.stream())
+        channel.send(handshake.challenge)
+        return _Stranger(channel, peer, handshake)
 
     def _receive(self, stranger: _Stranger) -> None:
         try:

@@ -5,6 +5,7 @@ machines join:
 
     rendezvous                        member (`member.py`), one on each machine, the first one too
                        ◄───────       connects, again and again until the rendezvous is there
+                       ◄──────►       with --tls, TLS begins (`core/net/tls.py`)
                        ◄──────►       both prove the token (`core/net/handshake.py`); the member tells its node rank
     start: a call      ───────►       starts an agent in a process of its own (`agent.py`), which connects to the driver
                        ◄───────       ended: which agent, and why
@@ -33,8 +34,7 @@ With fewer `min_nodes` than nodes, the next attempt has the machines that are th
 supervisor begins another attempt with it after the next checkpoint. A machine that gets SIGTERM leaves: all ranks save and
 end, and the next attempt goes without it.
 
-A person who has the token may run code
-on all of these machines, so there is no default for it.
+A person who has the token may run code on all of these machines, so there is no default for it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from footplate.core.errors import ConfigError, LaunchError
-from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, encode_frame, receive_frame
+from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, FrameDecoder, encode_frame
 from footplate.core.net.handshake import DEADLINE_S, HandshakeError, ServerHandshake, Strangers, WrongTokenError
 from footplate.core.net.silence import detect_silence
+from footplate.core.net.tls import ANNOUNCEMENT, ServerKey, TlsStream
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.placement import Lost
 from footplate.launch.cluster.refusal_log import RefusalLog
@@ -96,26 +97,50 @@ class Connection:
         # another connection that has got the same number after `close`.
         self._file = connection.makefile("rb")
         self._writing = threading.Lock()
+        self._decoder = FrameDecoder()
+        self._tls: TlsStream | None = None
+
+    def begin_tls(self, stream: TlsStream) -> None:
+        """Encrypt everything from now on. Nothing else may have arrived from the other end."""
+        self._tls = stream
+        self._send(b"")
 
     def send(self, data: bytes = b"", /, **message: Any) -> None:
         """Send a message. It is lost if the other end has gone, which `receive` shows."""
-        with contextlib.suppress(OSError), self._writing:
-            self._connection.sendall(encode_frame(message, data))
+        self._send(encode_frame(message, data))
 
     def receive(self, max_bytes: int = MAX_BYTES) -> Frame | None:
         """Wait for the next message; return None when there will be none."""
+        self._decoder.max_bytes = max_bytes
         try:
-            frame = receive_frame(self._connection, max_bytes)
+            while (frame := self._decoder.next_frame()) is None:
+                data = self._connection.recv(MAX_BYTES)
+                if not data:
+                    return None
+                self._decoder.feed(data if self._tls is None else self._decrypted(data, self._tls))
         except OSError:
             # The connection broke, or the machine broke the protocol.
             return None
-        return frame if frame is not None and isinstance(frame.message, dict) else None
+        return frame if isinstance(frame.message, dict) else None
 
     def close(self) -> None:
         """Close the connection, also for a thread that is just receiving."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(OSError), self._writing:
+            if self._tls is not None:
+                self._tls.write(data)
+                data = self._tls.outgoing()
+            self._connection.sendall(data)
+
+    def _decrypted(self, data: bytes, tls: TlsStream) -> bytes:
+        plain = tls.received(data)
+        # TLS has an answer of its own during its handshake.
+        self._send(b"")
+        return plain
 
 
 @dataclass
@@ -155,6 +180,7 @@ class MachinePlacement:
         port: where they connect to; 0 for a free one.
         token: the secret that they must prove.
         min_nodes: the fewest machines that are enough; None for all.
+        key: to encrypt the connections of machines with; None for none.
 
     Raises:
         ConfigError: this process can't listen at this address.
@@ -163,7 +189,14 @@ class MachinePlacement:
     name = "machines"
 
     def __init__(
-        self, nodes: int, workers_per_node: int, host: str, port: int, token: str, min_nodes: int | None = None
+        self,
+        nodes: int,
+        workers_per_node: int,
+        host: str,
+        port: int,
+        token: str,
+        min_nodes: int | None = None,
+        key: ServerKey | None = None,
     ) -> None:
         self.host: str
         self.port: int
@@ -171,6 +204,7 @@ class MachinePlacement:
         self._min_nodes = nodes if min_nodes is None else min_nodes
         self._workers_per_node = workers_per_node
         self._token = token.encode()
+        self._key = key
         self._changed = threading.Condition()
         # The machines, by node rank.
         self._members: dict[int, _Member] = {}
@@ -390,7 +424,10 @@ class MachinePlacement:
 
     def _shake_hands(self, connection: Connection) -> int | None:
         """The node rank of a machine that has proved the token; None if it is refused."""
-        handshake = ServerHandshake(PURPOSE)
+        handshake = ServerHandshake(PURPOSE, "" if self._key is None else self._key.binding)
+        if self._key is not None:
+            connection.send(**ANNOUNCEMENT)
+            connection.begin_tls(self._key.stream())
         connection.send(**handshake.challenge)
         answer = connection.receive(MAX_STRANGER_BYTES)
         try:

@@ -14,6 +14,7 @@ import time
 from footplate.core.errors import LaunchError
 from footplate.core.net.framing import MAX_STRANGER_BYTES
 from footplate.core.net.handshake import ClientHandshake, HandshakeError
+from footplate.core.net.tls import client_stream, expect_announcement
 from footplate.core.signals import heard
 from footplate.launch.cluster.machines import HANDSHAKE_S, JOIN_S, PURPOSE, Connection
 
@@ -41,14 +42,14 @@ class LostError(LaunchError):
     """Machine 0 has gone, or can't be reached any more. The user made no mistake, so the command may be given again."""
 
 
-def join(host: str, port: int, token: str, node: int) -> int:
+def join(host: str, port: int, token: str, node: int, tls: bool = False) -> int:
     """Be the member of machine `node` until machine 0 ends the launch; return the exit code that it sends.
 
     Raises:
         LaunchError: machine 0 can't be reached, has another token, or has refused this machine.
         LostError: machine 0 has gone.
     """
-    connection = _join(host, port, token, node)
+    connection = _join(host, port, token, node, tls)
     agents: dict[int, subprocess.Popen[bytes]] = {}
     try:
         with heard(lambda signum, _: connection.send(signal=signum)):
@@ -58,7 +59,7 @@ def join(host: str, port: int, token: str, node: int) -> int:
         connection.close()
 
 
-def _join(host: str, port: int, token: str, node: int) -> Connection:
+def _join(host: str, port: int, token: str, node: int, tls: bool) -> Connection:
     """Connect to machine 0, and prove the token. Try again if machine 0 closes the connection without an answer."""
     until = time.monotonic() + JOIN_S
     while True:
@@ -66,7 +67,7 @@ def _join(host: str, port: int, token: str, node: int) -> Connection:
         accepted.settimeout(HANDSHAKE_S)
         connection = Connection(accepted)
         try:
-            if _shake_hands(connection, token, node):
+            if _shake_hands(connection, token, node, tls):
                 accepted.settimeout(None)
                 return connection
             why = "no launch of Footplate answers there"
@@ -82,16 +83,21 @@ def _join(host: str, port: int, token: str, node: int) -> Connection:
         time.sleep(RETRY_S)
 
 
-def _shake_hands(connection: Connection, token: str, node: int) -> bool:
+def _shake_hands(connection: Connection, token: str, node: int, tls: bool) -> bool:
     """Return False if the other end closes the connection, or says nothing.
 
     Raises:
         HandshakeError: it has refused this machine, or has not proved the token.
     """
-    handshake = ClientHandshake(token.encode(), PURPOSE)
-    challenge = connection.receive(MAX_STRANGER_BYTES)
+    challenge, binding = connection.receive(MAX_STRANGER_BYTES), ""
+    if challenge is not None and tls:
+        expect_announcement(challenge.message)
+        stream = client_stream()
+        connection.begin_tls(stream)
+        challenge, binding = connection.receive(MAX_STRANGER_BYTES), stream.binding
     if challenge is None:
         return False
+    handshake = ClientHandshake(token.encode(), PURPOSE, binding)
     connection.send(**handshake.answer(challenge.message, {"node": node}))
     reply = connection.receive(MAX_STRANGER_BYTES)
     if reply is None:

@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-# Time for the executors of a new session, or for the replacement of a lost executor, to register.
+# Time for the replacement of a lost executor to register.
 REGISTER_S = 60.0
+# Time for the first executors of a session. Each starts a Java machine, and several of them on one host are slow.
+START_S = 120.0
 # Time for tasks to end, after their agents have lost the driver.
 ENDS_S = 2.0
 # Time until a job that doesn't begin is logged.
@@ -81,9 +83,9 @@ class SparkPlacement(SteadyMachines):
     def slots(self, wanted: int = 0) -> int:
         """The number of tasks of this shape that the session's executors can run at once.
 
-        In the first minute of a session, waits for executors that start.
+        In the first two minutes of a session, waits for executors that start.
         """
-        spark_session.wait_for_executors(self._context, self._profile, wanted, REGISTER_S)
+        spark_session.wait_for_executors(self._context, self._profile, wanted, START_S)
         return spark_session.slots(self._context, self._profile)
 
     def start(self, slots: Sequence[int], call: AgentCall) -> None:

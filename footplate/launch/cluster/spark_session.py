@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # If no executor registers for this time, all executors are registered.
 SETTLED_S = 1.0
 # The same, if there are too few slots for a launch. The machines of a cluster don't start executors at the same speed.
-TOO_FEW_S = 10.0
+TOO_FEW_S = 30.0
 
 
 def active_context() -> SparkContext:
