@@ -16,6 +16,8 @@ export function checkView(main) {
   const options = el("div", { class: "filters" });
   const config = el("textarea", { id: "config", rows: "14", spellcheck: "false" });
   const found = el("div", { role: "status" });
+  // Nothing can be checked before the backends are known.
+  const submit = el("button", { class: "main", disabled: true }, "Check");
   config.value = BEGINNING;
   main.append(
     el("nav", { "aria-label": "Breadcrumb" }, el("a", { href: "#/" }, "← All jobs")),
@@ -26,7 +28,7 @@ export function checkView(main) {
         el("label", { class: "check" }, modernize, "Replace withdrawn machines")),
       options,
       el("label", {}, "config.yaml", config),
-      el("button", { class: "main" }, "Check")),
+      submit),
     found);
 
   let places = {};
@@ -36,6 +38,7 @@ export function checkView(main) {
       places = await ask("GET", "/backends", { signal });
       backend.append(...Object.keys(places).map((one) => el("option", { value: one }, one)));
       offer();
+      submit.disabled = false;
     }
     return ALIVE_S;
   });

@@ -94,6 +94,7 @@ class RayCluster:
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
     """The cluster. Its nodes keep packages in a home of their own."""
+    import ray
     from ray.cluster_utils import Cluster
 
     place = tempfile.mkdtemp(prefix="fp", dir="/tmp")  # the paths of Ray's sockets must be short
@@ -103,6 +104,8 @@ def ray_cluster() -> Iterator[RayCluster]:
         # Another cluster of this machine may have Ray's usual port for the agent that takes jobs.
         ports = {"dashboard_port": port, "dashboard_agent_listen_port": free_port()}
         head = {**ports, "temp_dir": f"{place}/ray", **HEAD, **SMALL}
+        # Ray writes the cluster's address there, and makes the directory only for its usual `temp_dir`.
+        Path(ray._private.utils.get_ray_address_file(None)).parent.mkdir(exist_ok=True)
         with _at_home(f"{place}/home"):
             cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
