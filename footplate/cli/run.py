@@ -88,6 +88,11 @@ def parser(name: str) -> Parser:
     )
     add_backend(parser)
     parser.add_argument(
+        "--min-np",
+        type=int,
+        help="the fewest processes that are enough with --backend ray or spark: machines may be lost, and come back",
+    )
+    parser.add_argument(
         "--nnodes",
         type=node_counts,
         metavar="N|MIN:N",
@@ -195,17 +200,21 @@ def run(name: str, argv: Sequence[str]) -> int:
     if args.profile is not None:
         StepRange.parse(args.profile, "--profile")
     restarts = Restarts(args.max_restarts, args.max_host_restarts)
-    check(args.np, args.backend, None, restarts, args.heartbeat_timeout)
+    check(args.np, args.backend, None, restarts, args.heartbeat_timeout, min_np=args.min_np)
     refuse_inside(f"footplate run {target}")
     if args.interface is not None and args.nnodes.most == 1:
         raise ConfigError(f"--interface {args.interface} is for several machines: give --nnodes, too.")
+    if args.min_np is not None and args.nnodes.most > 1:
+        raise ConfigError(
+            f"--min-np {args.min_np} is for a cluster engine: write --nnodes MIN:{args.nnodes.most} instead."
+        )
     if args.nnodes.most != 1:
         try:
             return _on_machines(script, args, restarts)
         finally:
             if meeting_file is not None:
                 meeting_file.unlink(missing_ok=True)
-    return _launch(script, args, restarts, *choose(args.np, args.backend, tls=args.tls))
+    return _launch(script, args, restarts, *choose(args.np, args.backend, tls=args.tls, min_np=args.min_np))
 
 
 def _complete(args: Namespace, command: str) -> Path | None:

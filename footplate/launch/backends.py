@@ -106,7 +106,7 @@ class Cluster:
         from footplate.launch.cluster.agent_group import AgentGroup
 
         slots = self.placement.slots(world_size)
-        if world_size > slots:
+        if slots < min(world_size, self.placement.min_workers or world_size):
             raise LaunchError(
                 f"np={world_size}: {self.name} can hold {slots} worker(s) of this shape now. Use np={slots} at most, "
                 "np=0 for all of them, give each less with resources=…, or add machines."

@@ -29,6 +29,9 @@ from footplate.launch.supervisor import launch
 
 log = logging.getLogger(__name__)
 
+# The backends whose machines come and go.
+CLUSTERS = ("ray", "spark")
+
 
 class Runner:
     """Runs a function in several processes, here or on a cluster, and returns the result of rank 0.
@@ -50,6 +53,8 @@ class Runner:
         heartbeat_timeout: seconds of silence after which a process counts as frozen.
         tls: whether the connections of this launch to other machines are encrypted (`pip install "footplate[tls]"`). The
             ranks' own connections, over which gradients go, are not.
+        min_np: the fewest processes that are enough on a Ray or Spark cluster. The run goes on without a lost machine, and
+            with it again after the next checkpoint when it is back. None to wait for all.
 
     Attributes:
         log_dir: the directory of the latest run's output. In the temporary directory, that of a successful run lasts until
@@ -72,9 +77,10 @@ class Runner:
         driver_log_verbosity: Show = "all",
         heartbeat_timeout: float = 30.0,
         tls: bool = False,
+        min_np: int | None = None,
     ) -> None:
         restarts = Restarts(max_restarts, max_host_restarts)
-        check(np, backend, resources, restarts, heartbeat_timeout, tls)
+        check(np, backend, resources, restarts, heartbeat_timeout, tls, min_np)
         if driver_log_verbosity not in get_args(Show):
             raise ConfigError(
                 f"driver_log_verbosity={driver_log_verbosity!r}: {did_you_mean(driver_log_verbosity, get_args(Show))}"
@@ -89,6 +95,7 @@ class Runner:
         self._show: Show = driver_log_verbosity
         self._heartbeat_timeout = heartbeat_timeout
         self._tls = tls
+        self._min_np = min_np
         self._temporary_logs: list[Path] = []
         weakref.finalize(self, _remove_logs, self._temporary_logs, os.getpid())
 
@@ -106,7 +113,7 @@ class Runner:
             Exception: the exception that `fn` raised, with the worker's traceback in its notes, when no restart is left.
         """
         refuse_inside(f"Runner(np={self.np})")
-        backend, world_size = choose(self.np, self._backend, self._resources, self._tls)
+        backend, world_size = choose(self.np, self._backend, self._resources, self._tls, self._min_np)
         name = name_of(fn)
         _remove_logs(self._temporary_logs, os.getpid())
         self.log_dir = new_log_dir(self._logs, name)
@@ -132,7 +139,15 @@ class Runner:
         return result
 
 
-def check(np: Any, backend: Any, resources: Any, restarts: Restarts, heartbeat_timeout: Any, tls: Any = False) -> None:
+def check(
+    np: Any,
+    backend: Any,
+    resources: Any,
+    restarts: Restarts,
+    heartbeat_timeout: Any,
+    tls: Any = False,
+    min_np: Any = None,
+) -> None:
     """Check the arguments of a `Runner`.
 
     Raises:
@@ -140,6 +155,8 @@ def check(np: Any, backend: Any, resources: Any, restarts: Restarts, heartbeat_t
     """
     _check_numbers(np, restarts, heartbeat_timeout)
     _check_names(np, backend, resources)
+    if min_np is not None and not (type(min_np) is int and 1 <= min_np <= (np or min_np)):
+        raise ConfigError(f"min_np={min_np!r} with np={np}: expected a number from 1 to np, on a cluster.")
     if tls and np < 0:
         raise ConfigError(f"np={np} with tls={tls!r}: {backends.TLS_ALONE}")
 
@@ -149,6 +166,7 @@ def choose(
     backend: str | Backend | None = None,
     resources: Mapping[str, Any] | None = None,
     tls: bool = False,
+    min_np: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[Backend, int]:
     """Choose the backend for `np` processes, and the size of the world.
@@ -172,6 +190,12 @@ def choose(
         raise ConfigError(
             f"tls={tls!r} with backend={name!r}: give tls to that backend, as in Cluster(placement, tls=True)."
         )
+    if min_np is not None:
+        if name not in CLUSTERS:
+            raise ConfigError(
+                f"min_np={min_np}: only the machines of {' and '.join(CLUSTERS)} come and go. Leave it out."
+            )
+        resources = {**(resources or {}), "min_workers": min_np}
     chosen = backends.named(name, resources, tls) if isinstance(name, str) else name
     size = np or chosen.slots()
     if size < 1:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from footplate.launch.cluster.agent import AgentCall
-from footplate.launch.cluster.placement import Lost, SteadyMachines
+from footplate.launch.cluster.placement import CountedSlots, Lost
 
 
 def rank() -> int:
@@ -29,7 +29,7 @@ _RUN = "import pickle, sys; call, index, node = pickle.load(sys.stdin.buffer); c
 
 
 @dataclass
-class ProcessPlacement(SteadyMachines):
+class ProcessPlacement(CountedSlots):
     """Starts an agent in a process for each node.
 
     Attributes:

@@ -42,7 +42,9 @@ def two_executors(settings: Mapping[str, str] | None = None) -> Iterator[Any]:
 
     from footplate.launch.cluster import spark
 
-    spark.REGISTER_S = 240.0  # executors are two Java processes, which take seconds even on an idle machine
+    spark.REGISTER_S = spark.START_S = (
+        240.0  # executors are two Java processes, which take seconds even on an idle machine
+    )
     builder = SparkSession.builder.master("local-cluster[2,1,1024]")
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     here = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

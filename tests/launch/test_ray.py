@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from coming_and_going import wait_for_world_size, work
 from cut_off import STEPS, TRAINING, assert_no_trace, steps, train
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,6 +192,79 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
     )  # whichever is seen first
     assert "attempt 1 starts now (restart 1 of 10)" in line
     assert_no_trace(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_node_that_ray_drains_is_left_without_a_restart_or_a_lost_step(cluster, rooms, tmp_path, said):
+    rooms.append(cluster.add_node(num_cpus=1, resources={"room": 1}, **SMALL))
+    cluster.wait_for_nodes(120)
+
+    def train_and_tell_where(directory, pause_s):
+        place = Path(f"{directory}.{os.environ['RANK']}.{worker.attempt()}.above")
+        place.write_text(" ".join(str(process.pid) for process in psutil.Process().parents()))
+        return train(directory, pause_s)
+
+    def node_of(attempt: int) -> Any:
+        above = (tmp_path / f"cut.1.{attempt}.above").read_text().split()
+        (node,) = [one for one in rooms if str(one.all_processes["raylet"][0].process.pid) in above]
+        return node
+
+    def drain_its_node():
+        while len(steps(tmp_path / "cut", 1)) < 8:
+            time.sleep(0.05)
+        deadline_ms = int(time.time() * 1000) + 600_000
+        arguments = (node_of(0).node_id, autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, "preempted", deadline_ms)
+        assert ray.GcsClient(cluster.address).drain_node(*arguments)[0]
+
+    from ray import _raylet as ray
+    from ray.core.generated import autoscaler_pb2
+
+    assert launch(train, tmp_path / "whole", 0.0, world_size=2, preload=TRAINING) == STEPS
+    drainer = threading.Thread(target=drain_its_node)
+    drainer.start()
+    backend = on(strategy="STRICT_SPREAD", resources={"room": 1})
+    never = Restarts(max_restarts=0, max_host_restarts=0)
+    arguments = {"world_size": 2, "backend": backend, "restarts": never, "preload": TRAINING}
+    assert launch(train_and_tell_where, tmp_path / "cut", 0.2, **arguments) == STEPS
+    drainer.join()
+    assert "Ray drains node" in said.text
+    assert node_of(0) is not node_of(1)
+    assert_no_trace(tmp_path / "whole", tmp_path / "cut")
+    # Both ranks have saved at the same step, so no step was made twice.
+    assert all(len(steps(tmp_path / "cut", number)) == STEPS for number in (0, 1))
+    drained = node_of(0)
+    rooms.remove(drained)
+    cluster.remove_node(drained, allow_graceful=False)
+
+
+def test_a_launch_goes_on_without_a_lost_node_and_with_one_that_comes(cluster, rooms, tmp_path):
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    class Tenant:
+        def lives(self) -> bool:
+            return True
+
+    assert len(rooms) == 3
+    # Somebody else has the third node until later.
+    there = NodeAffinitySchedulingStrategy(rooms[0].node_id, soft=False)
+    tenant = ray.remote(Tenant).options(num_cpus=1, resources={"room": 1}, scheduling_strategy=there).remote()
+    assert ray.get(tenant.lives.remote(), timeout=120)
+
+    def come_and_go():
+        try:
+            wait_for_world_size(tmp_path, 2)
+            cluster.remove_node(rooms.pop(), allow_graceful=False)
+            wait_for_world_size(tmp_path, 1)
+            ray.kill(tenant)
+            wait_for_world_size(tmp_path, 2)
+        finally:
+            (tmp_path / "end").touch()
+
+    nodes = threading.Thread(target=come_and_go)
+    nodes.start()
+    backend = on(resources={"room": 1}, min_workers=1)
+    assert launch(work, tmp_path, world_size=2, backend=backend, preload=()) == [2, 1, 2]
+    nodes.join()
 
 
 def test_a_lost_node_that_nobody_replaces_costs_its_rank_where_that_is_allowed(cluster, rooms, tmp_path):

@@ -100,6 +100,10 @@ def test_a_ray_that_the_environment_names_is_found():
         ({"np": -2, "max_restarts": -1}, "max_restarts=-1"),
         ({"np": -2, "max_host_restarts": 1.5}, "max_host_restarts=1.5"),
         ({"np": -2, "heartbeat_timeout": 0}, "heartbeat_timeout=0"),
+        ({"np": 2, "min_np": 3}, "min_np=3 with np=2: expected a number from 1 to np, on a cluster"),
+        ({"np": 2, "min_np": 0}, "min_np=0 with np=2"),
+        ({"np": -2, "min_np": 1}, "min_np=1 with np=-2"),
+        ({"np": -2, "tls": True}, "np=-2 with tls=True: TLS is for connections to other machines"),
         ({"np": -2, "driver_log_verbosity": "al"}, r'driver_log_verbosity=\'al\': Did you mean "all"'),
     ],
 )
@@ -111,6 +115,18 @@ def test_what_cannot_be_is_refused_at_once(arguments, message):
 def test_resources_of_local_processes_are_refused():
     with pytest.raises(ConfigError, match=r'resources=.*with backend="local"'):
         fp.Runner(2, backend="local", resources={"num_gpus": 1}).run(place)
+
+
+def test_processes_of_this_machine_do_not_come_and_go():
+    with pytest.raises(ConfigError, match="min_np=1: only the machines of ray and spark come and go"):
+        fp.Runner(2, backend="local", min_np=1).run(place)
+
+
+def test_tls_of_local_processes_and_of_a_backend_of_ones_own_is_refused():
+    with pytest.raises(ConfigError, match="TLS is for connections to other machines"):
+        fp.Runner(2, backend="local", tls=True).run(place)
+    with pytest.raises(ConfigError, match="give tls to that backend"):
+        fp.Runner(2, backend=Local(), tls=True).run(place)
 
 
 def test_it_returns_what_rank_0_returned():

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from coming_and_going import wait_for_world_size, work
 from cut_off import STEPS, TRAINING, assert_no_trace, steps, train
 from launched import gone, runs
 from sessions import end_spark_session, spark_session
@@ -309,6 +310,29 @@ def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_los
     assert "max_host_restarts" not in said.text
     assert "attempt 1 starts now (restart 1 of 10)" in said.text
     assert_no_trace(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_launch_goes_on_without_a_lost_executor_and_with_one_that_comes(session, tmp_path):
+    spark = session.sparkContext._jsc.sc()
+
+    def come_and_go():
+        try:
+            wait_for_world_size(tmp_path, 2)
+            # Spark doesn't replace an executor that was killed in this way, and counts from 0 what is requested afterwards.
+            spark.killExecutor(spark.getExecutorIds().head())
+            wait_for_world_size(tmp_path, 1)
+            spark.requestExecutors(2)
+            wait_for_world_size(tmp_path, 2)
+        finally:
+            (tmp_path / "end").touch()
+
+    executors_come_and_go = threading.Thread(target=come_and_go)
+    executors_come_and_go.start()
+    backend = Cluster(SparkPlacement(min_workers=1))
+    found = launch(work, tmp_path, world_size=2, backend=backend, preload=())
+    executors_come_and_go.join()
+    assert (found[0], found[-1]) == (2, 2)
+    assert 1 in found
 
 
 def test_ctrl_c_stops_the_stage_and_leaves_nothing(session, tmp_path):

@@ -187,6 +187,8 @@ class MachinePlacement:
     """
 
     name = "machines"
+    # `slots` waits for `min_nodes` itself.
+    min_workers: int | None = None
 
     def __init__(
         self,

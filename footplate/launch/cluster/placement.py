@@ -5,11 +5,18 @@ An engine has to do little: run a call in a number of allocations at the same ti
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from footplate.launch.cluster.agent import AgentCall
+
+log = logging.getLogger(__name__)
+
+# Time between two warnings that there is too little room.
+WARN_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -20,12 +27,34 @@ class Lost:
     text: str
 
 
-class SteadyMachines:
-    """The part of a `Placement` whose machines don't come and go by themselves."""
+class CountedSlots:
+    """The part of a `Placement` of an engine whose slots are alike, so that only their number counts.
+
+    Attributes:
+        min_workers: the fewest workers that are enough; None for all.
+    """
+
+    name: str
+    min_workers: int | None = None
+    _warn_at = 0.0
+
+    def room(self) -> int:
+        """The number of workers that could run now, with those that run."""
+        raise NotImplementedError
 
     def present(self, slots: tuple[int, ...]) -> tuple[int, ...]:
-        """All of the slots."""
-        return slots
+        """As many slots as there is room for. Without `min_workers`, all: the engine waits for room."""
+        if self.min_workers is None:
+            return slots
+        room = self.room()
+        if room >= self.min_workers:
+            return slots[:room]
+        if time.monotonic() > self._warn_at:
+            self._warn_at = time.monotonic() + WARN_AGAIN_S
+            log.warning(
+                "%s has room for %d worker(s), and min_np=%d. Waiting for more", self.name, room, self.min_workers
+            )
+        return ()
 
     def leaving(self) -> bool:
         """False: no machine was asked to end."""
@@ -38,10 +67,12 @@ class Placement(Protocol):
     Attributes:
         name: of the engine, for messages.
         host: the address of this machine at which the agents can reach it; loopback if all of them are here.
+        min_workers: the fewest workers for which the first `slots` are enough; None for all that are wanted.
     """
 
     name: str
     host: str
+    min_workers: int | None
 
     def slots(self, wanted: int = 0) -> int:
         """The number of workers of this shape that the cluster can hold at once, now.

@@ -9,6 +9,8 @@ reserved.
 A group that the nodes could never hold is refused at the start, with a list of the nodes. A group may also have to wait:
 for a busy cluster or, after a node was lost, for another node. It has `wait_s` for that; then it is a failure of the host.
 
+When Ray drains one of the group's nodes (`ray_draining.py`), the ranks save and end, and the group is placed again.
+
 `ray_session.py` finds the cluster.
 """
 
@@ -19,13 +21,15 @@ import logging
 import math
 import pickle
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from footplate.core.errors import ConfigError, LaunchError
-from footplate.launch.cluster import ray_session
+from footplate.launch.cluster import ray_draining, ray_session
 from footplate.launch.cluster.agent import AgentCall
-from footplate.launch.cluster.placement import Lost, SteadyMachines
+from footplate.launch.cluster.placement import CountedSlots, Lost
+from footplate.launch.cluster.ray_draining import DrainWatch
 from footplate.launch.local import Caller
 
 log = logging.getLogger(__name__)
@@ -33,12 +37,14 @@ log = logging.getLogger(__name__)
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 WAIT_S = 60.0
+# The same after a loss, if fewer workers are enough. Ray may take longer to notice that a node is gone.
+REPLACE_ONE_S = 10.0
 KILL_S = 5.0
 # Time for a lost head to come back. Ray ends this process after a minute.
 HEAD_S = 30.0
 
 
-class RayPlacement(SteadyMachines):
+class RayPlacement(CountedSlots):
     """A `Placement` in a Ray cluster. It connects to the cluster.
 
     Args:
@@ -52,6 +58,8 @@ class RayPlacement(SteadyMachines):
         wait_s: how long to wait for free resources. None for 60 s; workers that the nodes could never hold are then refused
             at once.
         runtime_env: Ray's runtime environment for the processes on the nodes.
+        min_workers: the fewest workers that are enough. The launch then goes on without a lost node, and with it when it is
+            back. None to wait for all.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -71,7 +79,9 @@ class RayPlacement(SteadyMachines):
         strategy: Strategy = "PACK",
         wait_s: float | None = None,
         runtime_env: Mapping[str, Any] | None = None,
+        min_workers: int | None = None,
     ) -> None:
+        self.min_workers = min_workers
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy={strategy!r}: expected one of {', '.join(STRATEGIES)}.")
         if num_gpus != int(num_gpus):
@@ -84,6 +94,7 @@ class RayPlacement(SteadyMachines):
         self._runtime_env = dict(runtime_env or {})
         self._ray, self.host = ray_session.connect(address)
         self._group: Any = None
+        self._watch: DrainWatch | None = None
         self._actors: list[Any] = []
         # The index of each actor, by the future of its call.
         self._calls: dict[Any, int] = {}
@@ -92,10 +103,26 @@ class RayPlacement(SteadyMachines):
 
     def slots(self, wanted: int = 0) -> int:
         """The number of workers that the nodes could hold when idle."""
-        slots = [slots_of(node["Resources"], self._needs) for node in self._nodes()]
+        return self._together([slots_of(node["Resources"], self._needs) for node in self._nodes()])
+
+    def room(self) -> int:
+        """The number of workers for which nodes have free resources, with those of the present group."""
+        if ray_session.wait_for_head(self._ray, 0):
+            # Ray's calls would wait. The next `start` says what is wrong.
+            return len(self._actors)
+        nodes = {node["NodeID"] for node in self._nodes()} - ray_draining.nodes(self._ray).keys()
+        free = self._ray._private.state.available_resources_per_node()
+        ours = Counter(ray_draining.nodes_of(self._ray, self._group) if self._group is not None else [])
+        return self._together([slots_of(free.get(node, {}), self._needs) + ours[node] for node in nodes])
+
+    def _together(self, slots: Sequence[int]) -> int:
+        """The number of workers that nodes with so many slots can hold, as the strategy places them."""
         if self._strategy == "STRICT_SPREAD":
             return sum(count > 0 for count in slots)
         return max(slots, default=0) if self._strategy == "STRICT_PACK" else sum(slots)
+
+    def leaving(self) -> bool:
+        return self._watch is not None and self._watch.draining
 
     def start(self, slots: Sequence[int], call: AgentCall) -> None:
         count = len(slots)
@@ -109,7 +136,8 @@ class RayPlacement(SteadyMachines):
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._wait_until = time.monotonic() + (WAIT_S if self._wait_s is None else self._wait_s)
+        replaced_s = REPLACE_ONE_S if self.min_workers is not None and self._placed_before else WAIT_S
+        self._wait_until = time.monotonic() + (replaced_s if self._wait_s is None else self._wait_s)
         self._group = placement_group([dict(self._needs) for _ in range(count)], self._strategy)
         options = {
             "num_cpus": self._needs.get("CPU", 0),
@@ -125,6 +153,7 @@ class RayPlacement(SteadyMachines):
             actor = actor_class.options(scheduling_strategy=bundle, **options).remote()
             self._actors.append(actor)
             self._calls[actor.run.remote(path, pickled, index)] = index
+        self._watch = DrainWatch(self._ray, self._group)
 
     def lost(self) -> list[Lost]:
         if self._group is not None and self._wait_until < math.inf:
@@ -139,6 +168,9 @@ class RayPlacement(SteadyMachines):
     def close(self) -> None:
         if self._group is None:
             return
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         if problem := ray_session.wait_for_head(self._ray, 0):
             # The agents have ended by themselves, since their connections have.
             log.warning("%s. Its placement group is left to it", problem)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from footplate.core.errors import LaunchError
 from footplate.launch.cluster import spark_session
 from footplate.launch.cluster.agent import AgentCall
-from footplate.launch.cluster.placement import Lost, SteadyMachines
+from footplate.launch.cluster.placement import CountedSlots, Lost
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -55,13 +55,15 @@ QUEUED_S = 10.0
 KILL_S = 15.0
 
 
-class SparkPlacement(SteadyMachines):
+class SparkPlacement(CountedSlots):
     """A `Placement` on the executors of the Spark session that is active in this process.
 
     Args:
         num_cpus: cores of an executor for a worker; None for `spark.task.cpus`.
         num_gpus: GPUs for a worker, a whole number; None for `spark.task.resource.gpu.amount`.
         profile: all resources of a worker, as Spark's own resource profile, instead of both.
+        min_workers: the fewest workers that are enough. The launch then goes on without a lost executor, and with its
+            replacement. None to wait for all.
 
     Raises:
         ConfigError: this session doesn't support it.
@@ -72,8 +74,13 @@ class SparkPlacement(SteadyMachines):
     name = "spark"
 
     def __init__(
-        self, num_cpus: int | None = None, num_gpus: int | None = None, profile: ResourceProfile | None = None
+        self,
+        num_cpus: int | None = None,
+        num_gpus: int | None = None,
+        profile: ResourceProfile | None = None,
+        min_workers: int | None = None,
     ) -> None:
+        self.min_workers = min_workers
         self._context = spark_session.active_context()
         spark_session.check_settings(self._context.getConf().get)
         self.host = spark_session.driver_host(self._context.getConf().get)
@@ -86,6 +93,9 @@ class SparkPlacement(SteadyMachines):
         In the first two minutes of a session, waits for executors that start.
         """
         spark_session.wait_for_executors(self._context, self._profile, wanted, START_S)
+        return spark_session.slots(self._context, self._profile)
+
+    def room(self) -> int:
         return spark_session.slots(self._context, self._profile)
 
     def start(self, slots: Sequence[int], call: AgentCall) -> None:
