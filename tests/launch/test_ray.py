@@ -244,7 +244,9 @@ def test_a_launch_goes_on_without_a_lost_node_and_with_one_that_comes(cluster, r
         def lives(self) -> bool:
             return True
 
-    assert len(rooms) == 3
+    while len(rooms) < 3:
+        rooms.append(cluster.add_node(num_cpus=1, resources={"room": 1}, **SMALL))
+    cluster.wait_for_nodes(120)
     # Somebody else has the third node until later.
     there = NodeAffinitySchedulingStrategy(rooms[0].node_id, soft=False)
     tenant = ray.remote(Tenant).options(num_cpus=1, resources={"room": 1}, scheduling_strategy=there).remote()
