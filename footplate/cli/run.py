@@ -200,7 +200,7 @@ def run(name: str, argv: Sequence[str]) -> int:
     if args.profile is not None:
         StepRange.parse(args.profile, "--profile")
     restarts = Restarts(args.max_restarts, args.max_host_restarts)
-    check(args.np, args.backend, None, restarts, args.heartbeat_timeout, min_np=args.min_np)
+    check(args.np, args.backend, None, restarts, args.heartbeat_timeout, args.tls, args.min_np)
     refuse_inside(f"footplate run {target}")
     if args.interface is not None and args.nnodes.most == 1:
         raise ConfigError(f"--interface {args.interface} is for several machines: give --nnodes, too.")
