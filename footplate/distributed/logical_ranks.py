@@ -11,8 +11,8 @@ contiguous range of logical ranks. Their gradients are the leaves of a binary tr
 
 A sum of floating-point numbers depends on the order of its additions. Here each addition is a node of this tree, so the sum
 has the same bits for any W. A process adds what it can: the largest nodes whose leaves are all its own (`cover`). Above,
-process 0 has [0 1], process 1 has [2 3] and [4], process 2 has [5] and [6 7]. Whoever has the nodes of all processes
-completes the tree (`tree_sum`).
+process 0 has [0 1], process 1 has [2 3] and [4], process 2 has [5] and [6 7]. A process that has received the
+nodes of all others completes the tree (`tree_sum`).
 
 This file has pure functions of numbers. `tree_exchange.py` has the messages between the processes.
 """

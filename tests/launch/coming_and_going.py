@@ -34,7 +34,7 @@ def world_sizes(directory: Path) -> list[int]:
 
 
 def wait_for_world_size(directory: Path, size: int) -> None:
-    """Wait until the latest attempt has so many ranks; at most two minutes."""
+    """Wait until the latest attempt has `size` ranks; at most two minutes."""
     until = time.monotonic() + 120
     while world_sizes(directory)[-1:] != [size]:
         assert time.monotonic() < until, world_sizes(directory)

@@ -71,7 +71,7 @@ def wait_until(holds) -> None:
 
 
 def orders(line: Connection) -> Iterator[dict]:
-    """What a machine is told, until its connection ends. It answers pings when it is asked for the next order."""
+    """Yield the orders to a machine until its connection ends. Answer pings between them."""
     while (frame := line.receive()) is not None:
         if frame.message["do"] == "ping":
             line.send(pong=True)

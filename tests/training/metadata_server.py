@@ -63,7 +63,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(text.encode())))
         self.end_headers()
-        # Whoever asked may not wait any more.
+        # The client may have closed the connection.
         with contextlib.suppress(OSError):
             self.wfile.write(text.encode())
 

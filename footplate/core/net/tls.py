@@ -30,9 +30,9 @@ from footplate.core.optional import require
 
 ANNOUNCEMENT = {"protocol": PROTOCOL, "tls": True}
 _PIECE_BYTES = 1 << 16
-_READY_FROM = datetime.datetime(2000, 1, 1)
-# Clocks differ between machines, so the certificate has no date that could matter. Its key ends with the launch.
-_READY_UNTIL = datetime.datetime(2200, 1, 1)
+# Clocks differ between machines, so the certificate is always valid. Its key ends with the launch.
+_VALID_FROM = datetime.datetime(2000, 1, 1)
+_VALID_UNTIL = datetime.datetime(2200, 1, 1)
 
 
 def expect_announcement(message: Any) -> None:
@@ -43,7 +43,7 @@ def expect_announcement(message: Any) -> None:
     """
     check_protocol(message if isinstance(message, dict) else {})
     if message.get("tls") is not True:
-        raise HandshakeError("it doesn't use TLS, and this process shall. Give --tls on all machines, or on none")
+        raise HandshakeError("it doesn't use TLS, and this process does. Give --tls on all machines, or on none")
 
 
 class TlsStream:
@@ -167,8 +167,8 @@ def _new_certificate() -> tuple[bytes, str]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_READY_FROM)
-        .not_valid_after(_READY_UNTIL)
+        .not_valid_before(_VALID_FROM)
+        .not_valid_after(_VALID_UNTIL)
         .sign(key, hashes.SHA256())
     )
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)

@@ -22,12 +22,14 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from footplate.core.net.framing import MAX_STRANGER_BYTES, Frame, FrameDecoder, FramingError, encode_frame
 from footplate.core.net.silence import detect_silence
-from footplate.core.net.tls import TlsStream
 from footplate.launch import payload
+
+if TYPE_CHECKING:
+    from footplate.core.net.tls import TlsStream
 
 # Size of a payload's piece in a frame.
 PIECE_BYTES = 1 << 18

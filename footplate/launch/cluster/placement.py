@@ -96,7 +96,7 @@ class Placement(Protocol):
         It is called again, after `close`, when allocations were lost.
 
         Raises:
-            LaunchError: the cluster hasn't enough room for so many allocations.
+            LaunchError: the cluster can't hold all of them.
         """
         ...
 

@@ -116,7 +116,7 @@ class RayPlacement(CountedSlots):
         return self._together([slots_of(free.get(node, {}), self._needs) + ours[node] for node in nodes])
 
     def _together(self, slots: Sequence[int]) -> int:
-        """The number of workers that nodes with so many slots can hold, as the strategy places them."""
+        """The number of workers that the strategy can place, given the slots of each node."""
         if self._strategy == "STRICT_SPREAD":
             return sum(count > 0 for count in slots)
         return max(slots, default=0) if self._strategy == "STRICT_PACK" else sum(slots)
