@@ -43,7 +43,7 @@ class _Visit:
         charge: who gets its own time: a line, the sequence number of a backward operator, or None for the phase.
         in_user: it is a call of a function of the user's. Then `charge` changes from line to line.
         first_line: in such a call: the function's first line.
-        cursor_ns: in such a call: the time up to which everything has been charged.
+        cursor_ns: the time up to which everything has been charged, if it is charged by gaps.
         begins_loop: it is a call of a function of the training loop.
         is_region: it is a `record_function` block.
         operator: the innermost operator that contains it, which may be itself.
@@ -65,6 +65,11 @@ class _Visit:
         self.in_user = self.is_region = self.begins_loop = False
         self.first_line = 0
         self.name = ""
+
+    @property
+    def is_charged_by_gaps(self) -> bool:
+        """Whether the time between two of its children is charged when the second begins."""
+        return self.in_user or self.charge is None
 
 
 class EventTree:
@@ -196,9 +201,11 @@ class EventTree:
         if parent is None:
             return _Visit(event, None, None)
         visit = _Visit(event, parent.charge, parent.operator)
-        # In a function of the user's, the time before a call belongs to the line that has run.
-        if parent.in_user and visit.start_ns > parent.cursor_ns:
-            self._charge(parent.charge, visit.start_ns - parent.cursor_ns, visit.start_ns, thread)
+        # In a function of the user's, the time before a call belongs to the line that has run. Time that belongs to a phase
+        # is placed where it passed: the loop's own functions last for many steps.
+        if parent.is_charged_by_gaps and visit.start_ns > parent.cursor_ns:
+            self._charge(parent.charge, visit.start_ns - parent.cursor_ns, parent.cursor_ns, thread)
+            parent.cursor_ns = visit.start_ns
         return visit
 
     def _begin_operator(self, event: Any, fields: Any, parent: _Visit | None, thread: int) -> _Visit:
@@ -252,9 +259,9 @@ class EventTree:
         if parent is not None:
             parent.own_ns -= duration
             parent.cursor_ns = max(parent.cursor_ns, visit.end_ns)
-        own_ns = visit.end_ns - visit.cursor_ns if visit.in_user else visit.own_ns
+        own_ns = visit.end_ns - visit.cursor_ns if visit.is_charged_by_gaps else visit.own_ns
         if own_ns > 0:
-            self._charge(visit.charge, own_ns, visit.start_ns, thread)
+            self._charge(visit.charge, own_ns, visit.cursor_ns, thread)
         if visit.operator is visit:
             self._end_operator(visit, parent, duration)
 
