@@ -2,7 +2,8 @@
 
     python lab_train.py DIRECTORY PAUSE_S [EPOCHS]
 
-Each rank writes a line for each of its steps, with the loss in all bits, to `DIRECTORY/rank-N.jsonl`.
+Each rank writes a line for each of its steps, with the loss in all bits, to `DIRECTORY/rank-N.jsonl`. The training ends
+early if there is a file `DIRECTORY/enough`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Journal(fp.Callback):
     """Writes a line for each step of each rank: `{"step": 1, "loss": "0x1.1…", "time": 1764066000.0, "pid": 7}`."""
 
     def __init__(self, directory: Path, pause_s: float) -> None:
+        self._enough = directory / "enough"
         self._file = directory / f"rank-{os.environ.get('RANK', '0')}.jsonl"
         self._pause_s = pause_s
 
@@ -48,6 +50,8 @@ class Journal(fp.Callback):
         line = {"step": trainer.global_step, "loss": float(outputs).hex(), "time": time.time(), "pid": os.getpid()}
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
+        if self._enough.exists():
+            trainer.should_stop = True
         time.sleep(self._pause_s)
 
 

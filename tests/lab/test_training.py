@@ -104,11 +104,11 @@ def test_a_partition_one_way_is_as_good_as_two(training, undisturbed):
 def test_a_machine_that_has_lost_something_is_done_without_and_takes_part_again_when_it_is_back(lab, fault):
     # One of them also with TLS.
     options = ("--heartbeat-timeout", 5, *(["--tls"] if fault == "its power" else []))
-    run = Training(lab(3), options, world=3, nnodes="2:3", arguments=(8,))
-    lost = run.lab.machines[2]
+    run = Training(lab(3), options, world=3, nnodes="2:3", arguments=(1000,))
+    lost, out = run.lab.machines[2], run.lab.shared / "out"
 
     def last_step(rank: int) -> int:
-        return max(step for name, step in losses(run.lab.shared / "out") if name == f"rank-{rank}")
+        return max(step for name, step in losses(out) if name == f"rank-{rank}")
 
     commands = [run.start(node) for node in range(3)]
     run.wait_for_step(6)
@@ -127,6 +127,11 @@ def test_a_machine_that_has_lost_something_is_done_without_and_takes_part_again_
     else:
         # Its command joins again by itself.
         run.lab.heal()
+    until = time.monotonic() + END_S
+    while last_step(2) == lost_at:
+        assert time.monotonic() < until, run.said()
+        time.sleep(0.05)
+    (out / "enough").touch()
     assert [command.wait(END_S) for command in commands] == [0, 0, 0], run.said()
     assert last_step(2) == last_step(0) > lost_at + 6, run.said()
 
