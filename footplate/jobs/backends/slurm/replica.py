@@ -67,6 +67,7 @@ class Rank:
         prefix: is written before each of its lines; empty for the first one.
         rest: the beginning of a line whose end hasn't arrived; empty for a lone process.
         last: the end of its output.
+        asked: it was asked to end.
     """
 
     process: subprocess.Popen[bytes]
@@ -75,6 +76,7 @@ class Rank:
     rest: bytes = b""
     last: bytes = b""
     code: int | None = None
+    asked: bool = False
 
 
 class Runner:
@@ -281,7 +283,9 @@ class Runner:
                 continue
             if signum == signal.SIGKILL:
                 kill_group(rank.process.pid)
-            else:
+            # Slurm asks all tasks, and so does the entry point.
+            elif not rank.asked:
+                rank.asked = True
                 with contextlib.suppress(ProcessLookupError):
                     rank.process.send_signal(signum)
 
