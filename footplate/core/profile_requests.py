@@ -24,6 +24,8 @@ ASK, STATUS = "profile", "profile-status"
 MAX_STEPS = 1000
 # Until a process answers, whose C code may keep the GIL for seconds.
 LIMIT_S = 30.0
+# The same for its status: while it collects a profile, torch's C++ code keeps the GIL, for long on a busy machine.
+STATUS_LIMIT_S = 120.0
 _POLL_S = 0.2
 # The environment variable of `footplate run --profile`.
 VARIABLE = "FOOTPLATE_PROFILE"
@@ -193,7 +195,7 @@ def unfinished(ranks: Iterable[Answering]) -> ProfileStatus | None:
 
 def _status(process: Answering, identity: str | None) -> ProfileStatus:
     try:
-        reply = send(process, STATUS, {}, LIMIT_S)
+        reply = send(process, STATUS, {}, STATUS_LIMIT_S)
     except NoAnswer as error:
         return ProfileStatus("failed", error=str(error))
     if reply is None:

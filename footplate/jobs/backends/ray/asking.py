@@ -27,7 +27,8 @@ ANSWER_S = 120.0
 # A cluster that is away for this long has lost a profile.
 AWAY_S = 60.0
 POLL_S = 0.25
-DELETE_S = 3.0
+# An answered question ends within two seconds, but later on a cluster that is busy.
+DELETE_S = 30.0
 _ERRORS = {"state": WrongState, "unavailable": Unavailable, "config": ConfigError}
 
 

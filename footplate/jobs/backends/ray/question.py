@@ -24,7 +24,7 @@ from typing import Any
 
 from footplate.core.errors import ConfigError, Unavailable
 from footplate.core.profile_requests import LIMIT_S as PROFILE_S
-from footplate.core.profile_requests import ProfileRequest, ProfileStatus, wait_for_profile
+from footplate.core.profile_requests import STATUS_LIMIT_S, ProfileRequest, ProfileStatus, wait_for_profile
 from footplate.core.stacks.snapshot import Process
 from footplate.jobs import questions
 from footplate.jobs.backends.ray.log_protocol import event
@@ -55,10 +55,10 @@ class _Actor:
         return self._ask(PROFILE_S, "request_profile", steps)
 
     def profile_status(self, request: ProfileRequest) -> ProfileStatus:
-        return self._ask(PROFILE_S, "profile_status", request)
+        return self._ask(STATUS_LIMIT_S, "profile_status", request)
 
     def unfinished(self) -> ProfileStatus | None:
-        return self._ask(PROFILE_S, "unfinished")
+        return self._ask(STATUS_LIMIT_S, "unfinished")
 
     def _ask(self, limit_s: float, question: str, *arguments: Any) -> Any:
         call = self.handle.ask.options(concurrency_group=QUESTIONS)
