@@ -39,8 +39,8 @@ trainingInput:
   workerCount: 3
   workerType: n1-standard-8
 """
-# Saves on SIGTERM, and ends when there is a file `go`. scancel may send SIGTERM to the program and to the replica, which passes
-# it on.
+# Saves on SIGTERM, and ends when there is a file `go`. scancel may send SIGTERM to the program as well as to the replica,
+# which passes it on.
 SAVES = """
 def told(*_):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
