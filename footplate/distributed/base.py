@@ -1,6 +1,7 @@
 """The contract of a strategy: how the parameters of one model are distributed over several ranks.
 
     check(module)            before training: can this strategy train the module?
+    place(module, device)    move it to its device
     prepare(module)          before optimizers are made: make parameters equal, or shard them
     training_step(module)    the function that the step calls instead of `module.training_step`
     begin_batch(syncs)       before each batch: do its gradients end an accumulation window?
@@ -19,9 +20,11 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from footplate.core.time_split import TimeSplit
+from footplate.distributed.meta_device import innermost_first, materialize
 
 
 class Strategy:
@@ -53,6 +56,15 @@ class Strategy:
         Raises:
             ConfigError: says what the obstacle is, and what to do.
         """
+
+    def place(self, module: nn.Module, device: torch.device) -> None:
+        """Move a module to its device. Layers that are on the meta device are made there.
+
+        Raises:
+            ConfigError: a layer on the meta device can't give its parameters their numbers.
+        """
+        materialize(innermost_first(module), device)
+        module.to(device)
 
     def prepare(self, module: nn.Module) -> None:
         """Make the parameters of a module, on its device, equal on all ranks, or shard them."""

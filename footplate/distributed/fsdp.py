@@ -1,7 +1,9 @@
 """Sharded data parallelism (FSDP2): every rank keeps a part of each parameter, its gradient and its optimizer state.
 
 The repeated blocks of a model, such as the layers of a transformer, are units of their own: their parameters are gathered
-just before use and freed just after. The other parameters belong to the root. The backward pass of every batch averages
+just before use and freed just after. The other parameters belong to the root. Units go to the device one by one, each just
+before it is sharded, and units on the meta device are made there: a device never holds the whole model. Units that the user
+has sharded stay as they are. The backward pass of every batch averages
 and shards the gradients, also inside an accumulation window. Whole gradients until the end of the window would take the
 memory that sharding saves. And so a checkpoint only needs what a rank keeps.
 
@@ -14,20 +16,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 from torch import Tensor, nn
 
+from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
 from footplate.core.time_split import TimeSplit
 from footplate.distributed.base import Strategy
 from footplate.distributed.buckets import mean_over_ranks, send_from_first
+from footplate.distributed.meta_device import innermost_first, materialize, spanning_reset
 
 if TYPE_CHECKING:
     from footplate.distributed.fsdp_collectives import Collectives
 
 # A module stays sharded after a call of a trainer, and is trained again with the same collectives.
 _COLLECTIVES: WeakKeyDictionary[nn.Module, Collectives] = WeakKeyDictionary()
+_PREPARED: WeakSet[nn.Module] = WeakSet()
 
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -46,32 +52,55 @@ class FSDP(Strategy):
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
         self._module: nn.Module | None = None
+        self._device = torch.device("cpu")
+
+    def place(self, module: nn.Module, device: torch.device) -> None:
+        # `prepare` moves it, unit by unit.
+        self._device = device
 
     def prepare(self, module: nn.Module) -> None:
-        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+        from torch.distributed.fsdp import FSDPModule
 
         self._module = module
-        if isinstance(module, FSDPModule):
-            # An earlier `fit` or `test` has sharded the module.
+        if module in _PREPARED:
+            # In an earlier call of a trainer.
+            module.to(self._device)
             return
-        send_from_first([*module.parameters(), *module.buffers()])
-        kind = type(module)
-        signatures = {name: inspect.signature(getattr(kind, name)) for name in STEPS if overrides(module, name)}
+        if not isinstance(module, FSDPModule):
+            self._shard(module)
+        _refuse_meta(module)
+        _register_steps(module)
+        _PREPARED.add(module)
+
+    def _shard(self, module: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        units, kind = list(repeated_blocks(module)), type(module)
+        if spanning_reset(module, units):
+            materialize(innermost_first(module), self._device)
         collectives = _measurable_collectives()
-        for unit in (*repeated_blocks(module), module):
+        sharded: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, FSDPModule)]
+        for unit in (*units, module):
+            self._place_unit(unit, sharded)
             fully_shard(unit)
+            sharded.append(unit)
             if collectives is not None:
                 collectives.attach(unit)
         if collectives is not None:
             _COLLECTIVES[module] = collectives
-        for name, signature in signatures.items():
-            register_fsdp_forward_method(module, name)
-            # Otherwise `inspect` takes it for the signature of a bound method.
-            getattr(module, name).__func__.__signature__ = signature
 
         # FSDP2 gives the module a class of its own: let it have the user's name.
-        sharded = type(module)
-        sharded.__name__, sharded.__qualname__, sharded.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+        own = type(module)
+        own.__name__, own.__qualname__, own.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+
+    def _place_unit(self, unit: nn.Module, sharded: list[nn.Module]) -> None:
+        """Move a unit to the device, without the units in it that are sharded, with the numbers of rank 0."""
+        materialize(innermost_first(unit, skip=sharded), self._device)
+        layers = [layer for _, layer in innermost_first(unit, skip=sharded)]
+        for layer in layers:
+            layer._apply(lambda tensor: tensor.to(self._device), recurse=False)
+        tensors = [tensor for layer in layers for tensor in (*layer.parameters(False), *layer.buffers(False))]
+        send_from_first({id(tensor): tensor for tensor in tensors}.values())
 
     def training_step(self, module: Any) -> Callable[..., Any]:
         self._buffers = list(module.buffers())
@@ -146,9 +175,39 @@ class FSDP(Strategy):
         return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
+def _refuse_meta(module: nn.Module) -> None:
+    name = next((name for name, parameter in module.named_parameters() if parameter.is_meta), None)
+    if name is not None:
+        raise ConfigError(
+            f"{name} is on the meta device, in a layer that was sharded before Footplate got it. Give it memory and "
+            "numbers where you shard it: layer.to_empty(device=…), then its initialisation. Or leave the sharding to "
+            "Footplate."
+        )
+
+
+def _register_steps(module: nn.Module) -> None:
+    """Let the module's steps gather its parameters, as its forward pass does."""
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    kind = type(module)
+    for name in STEPS:
+        if overrides(module, name):
+            signature = inspect.signature(getattr(kind, name))
+            register_fsdp_forward_method(module, name)
+            # Otherwise `inspect` takes it for the signature of a bound method.
+            getattr(module, name).__func__.__signature__ = signature
+
+
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Find the repeated layers of a model: the members of its outermost lists of one class, if they have parameters."""
+    """Find the repeated layers of a model: the members of its outermost lists of one class, if they have parameters.
+
+    Layers that the user has sharded aren't looked into.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
     for child in module.children():
+        if isinstance(child, FSDPModule):
+            continue
         members = list(child.children()) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
         alike = len(members) > 1 and len({type(member) for member in members}) == 1
         if alike and all(any(True for _ in member.parameters()) for member in members):

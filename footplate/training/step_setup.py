@@ -26,9 +26,9 @@ def prepare_module(run: Run) -> None:
     """Convert the module to the run's precision, move it to its device, and prepare it for its strategy."""
     check_model(run)
     run.precision.convert_module(run.module)
-    run.module.to(run.device)
     if run.placement.sync_batchnorm:
         torch.nn.SyncBatchNorm.convert_sync_batchnorm(run.module)
+    run.parallel.place(run.module, run.device)
     run.parallel.prepare(run.module)
 
 
