@@ -99,23 +99,27 @@ def step_seeder(seed: int, device: torch.device) -> Callable[[int], None]:
 
 def device_seeder(device: torch.device) -> Callable[[int], Any] | None:
     """Return the function that seeds a device's own generator. None for the CPU, whose generator is the host's."""
-    if device.type == "cuda":
-        return _cuda_generator(device).manual_seed
-    return torch.mps.manual_seed if device.type == "mps" else None
-
-
-def _cuda_generator(device: torch.device) -> torch.Generator:
-    """Return the default generator of a CUDA device. `cuda` without an index is the current device."""
-    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    if device.type == "mps":
+        return torch.mps.manual_seed
+    generator = _device_generator(device)
+    return None if generator is None else generator.manual_seed
 
 
 def _device_generator(device: torch.device | None) -> torch.Generator | None:
-    """Return a device's own default generator. None if it uses the CPU's, or torch knows none for it."""
-    if device is not None and device.type == "cuda":
-        return _cuda_generator(device)
-    if device is not None and device.type == "mps":
+    """Return a device's own default generator. None if it uses the CPU's, or torch knows none for it.
+
+    A device without an index is the current one of its kind.
+    """
+    if device is None or device.type == "cpu":
+        return None
+    if device.type == "mps":
         return torch.mps._get_default_mps_generator()
-    return None
+    # `torch.cuda`, `torch.xpu`, and the modules of plugins that keep torch's convention.
+    module = getattr(torch, device.type, None)
+    generators = getattr(module, "default_generators", None)
+    if module is None or not generators:
+        return None
+    return generators[module.current_device() if device.index is None else device.index]
 
 
 def capture(device: torch.device | None = None) -> dict[str, Any]:

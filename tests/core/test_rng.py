@@ -89,3 +89,22 @@ def test_seed_everything_seeds_all_generators_and_later_trainers(trainer):
 
 def test_without_a_seed_every_trainer_has_one_of_its_own(trainer):
     assert trainer(seed=None).seed != trainer(seed=None).seed
+
+
+def test_another_kind_of_device_has_its_generator_seeded_kept_and_restored(monkeypatch):
+    """A plugin's module keeps torch's convention: `torch.NAME.default_generators`."""
+    first, second = torch.Generator(), torch.Generator()
+    monkeypatch.setattr(torch.xpu, "default_generators", (first, second))
+    monkeypatch.setattr(torch.xpu, "current_device", lambda: 1)
+    for device, generator in ((torch.device("xpu", 0), first), (torch.device("xpu"), second)):
+        rng.step_seeder(7, device)(3)
+        assert generator.initial_seed() == 10
+        states = rng.capture(device)
+        before = torch.rand(4, generator=generator)
+        rng.restore(states, device)
+        assert torch.equal(torch.rand(4, generator=generator), before)
+
+
+def test_a_device_without_a_generator_of_its_own_has_none_to_seed():
+    for name in ("cpu", "meta", "xpu"):
+        assert rng.device_seeder(torch.device(name)) is None
