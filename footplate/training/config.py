@@ -3,9 +3,10 @@
     Trainer(max_epochs=3)  →  TrainerConfig(max_epochs=3)  →  trainer.config
 
 `Trainer` has the signature of `TrainerConfig`. The command line's `--trainer.NAME`, the variables `PL_TRAINER_NAME`, the
-table of arguments in the docs and the comparison between ranks come from its fields too. To add an argument, add a field,
-describe it under `Args`, read it as `run.config.NAME` (or `trainer.config.NAME`) in the code that it affects, and run
-`make tables`.
+table of arguments in the docs and the comparison between ranks come from its fields too.
+
+To add an argument, add a field, and describe it under `Args`. Read it as `run.config.NAME` (or `trainer.config.NAME`) in
+the code that it affects. Add a `Setting` to `trainer_attributes.py`, and run `make tables`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overl
 
 from footplate.callbacks.base import Callback
 from footplate.callbacks.timer import Duration
+from footplate.core.errors import ConfigError
 from footplate.hardware.base import Accelerator, Devices
 from footplate.tracking.base import Logger
 from footplate.training import argument_checks, env_arguments
@@ -243,6 +245,25 @@ def configured(
         return from_arguments  # type: ignore[return-value]
 
     return decorate
+
+
+class Fixed:
+    """An argument that counts when the trainer is made. It can't be assigned. Some are attributes of other libraries."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trainer: Any, owner: type) -> Any:
+        if trainer is None:
+            return self
+        # Lets `Trainer.__getattr__` answer, which knows the attributes of other libraries.
+        raise AttributeError(self.name)
+
+    def __set__(self, trainer: Any, value: Any) -> None:
+        raise ConfigError(
+            f"trainer.{self.name} = {value!r}: this argument counts when a trainer is made. Make another one with "
+            f"{self.name}={value!r}."
+        )
 
 
 class Setting(Generic[T]):

@@ -13,7 +13,7 @@ from models.small import Classifier, loader
 
 import footplate as fp
 from footplate.core.errors import ConfigError
-from footplate.training.config import TrainerConfig
+from footplate.training.config import NAMES, TrainerConfig
 
 
 def test_the_trainer_has_the_signature_of_its_config():
@@ -72,6 +72,18 @@ def test_a_value_that_is_assigned_is_checked(trainer):
     with pytest.raises(ConfigError, match=r"val_check_interval=2\.5: a float is a part of an epoch"):
         made.val_check_interval = 2.5
     assert made.val_check_interval is None
+
+
+def test_an_argument_that_counts_when_the_trainer_is_made_cannot_be_assigned(trainer):
+    made = trainer()
+    with pytest.raises(ConfigError, match=r"trainer\.max_time = '00:01:00:00': this argument counts when a"):
+        made.max_time = "00:01:00:00"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_argument_is_assigned_in_vain(name):
+    hint = f"add `{name} = Setting[…]()`, or Fixed(), to TrainerAttributes in footplate/training/trainer_attributes.py"
+    assert hasattr(fp.Trainer, name) or name == "callbacks", hint
 
 
 def test_what_an_attribute_shows_may_differ_from_what_is_assigned(trainer):
