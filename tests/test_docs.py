@@ -184,7 +184,8 @@ def test_every_built_in_accelerator_has_a_row_with_its_priority_and_precisions()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (-?\d+)[^|]* \| ([^|]+) \|", table, re.MULTILINE)
     shown = {name: (int(priority), set(re.findall(r"[\w-]+", precisions))) for name, priority, precisions in rows}
     built_in = [each for each in accelerators() if type(each).__module__.startswith("footplate.")]
-    assert shown == {each.name: (each.priority, each.precisions) for each in built_in}
+    expected = {each.name: (each.priority, each.precisions) for each in built_in}
+    assert shown == expected, "correct the table of docs/reference/accelerators.md"
 
 
 def test_dependencies_lists_every_requirement_and_extra():
@@ -206,7 +207,8 @@ def test_architecture_names_every_module_and_folder():
             path for path in (ROOT / "footplate" / folder).iterdir() if not path.name.startswith((".", "__pycache__"))
         ]
         there = {f"{path.name}/" if path.is_dir() else path.name for path in inside} - {"py.typed"}
-        assert set(shown) == (there - {"__init__.py"} if folder else there)
+        expected = there - {"__init__.py"} if folder else there
+        assert set(shown) == expected, f"docs/architecture.md, {folder}: {sorted(set(shown) ^ expected)}"
 
 
 def test_horovods_table_has_every_name_and_no_other():

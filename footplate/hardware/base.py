@@ -41,7 +41,8 @@ class Accelerator(ABC):
 
     Class attributes:
         name: its name in `Trainer(accelerator=…)`.
-        priority: `"auto"` chooses the usable accelerator with the highest priority (cpu 0, mps 10, cuda 20).
+        priority: `"auto"` chooses the usable accelerator with the highest priority.
+            docs/reference/accelerators.md lists the priorities.
         precisions: the precisions that it can train in.
         process_group_backend: the backend of `torch.distributed` between its devices.
         batches_ahead: number of batches that a thread copies to a device before the step needs them; 0 if this gains
@@ -67,7 +68,10 @@ class Accelerator(ABC):
 
     @abstractmethod
     def unavailable(self) -> str | None:
-        """Return why it can't be used here, and the solution; None if it can. Cheap, and without side effects."""
+        """Return why it can't be used here, and the solution; None if it can.
+
+        Be fast, and don't initialise the device: a process with an initialised device may not fork.
+        """
 
     @abstractmethod
     def devices(self) -> list[Device]:

@@ -1,4 +1,4 @@
-"""The base of loggers that write one file in the run's directory: `CSV` and `JSONLines`.
+"""The base of loggers that write one file in the run's directory. A subclass names its file and its `RowFile`.
 
 A thread appends rows to the file. A resumed run first truncates the file to the rows that its checkpoint counted. A new run
 renames older files. `trainer.validate()` and `trainer.test()` add their results to the existing file.
@@ -22,7 +22,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class RowFile(Protocol):
-    """A file that grows by rows."""
+    """A file that grows by rows. `append` is called in another thread than the rest, and raises only OSError."""
 
     rows: int
 

@@ -43,7 +43,8 @@ class MissingOp:
     where: str
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.count} times)" + (f", first at {self.where}" if self.where else "")
+        times = "once" if self.count == 1 else f"{self.count} times"
+        return f"{self.name} ({times})" + (f", first at {self.where}" if self.where else "")
 
 
 def missing_ops(graph: GraphModule) -> list[MissingOp]:
@@ -73,8 +74,8 @@ def require_ops(name: str, graph: GraphModule) -> None:
     if missing:
         lines = "\n".join(f"  {operation}" for operation in missing)
         raise MissingOperation(
-            f"{name} needs operations that XLA's table doesn't have yet. "
-            f"docs/reference/xla-operations.md lists those it has. Missing:\n{lines}"
+            f"{name} needs operations that XLA's table doesn't have yet. Use other operations, or another accelerator, or "
+            f"add them: footplate/step/xla/lowering/table.py tells how. Missing:\n{lines}"
         )
 
 

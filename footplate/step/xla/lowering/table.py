@@ -13,6 +13,9 @@ interpreter casts the result to torch's type.
 Then give the operation samples in `tests/step/xla/samples.py`, with which the tests compare it with torch, and run
 `make tables`. If no family fits, add a file, and its name to `FAMILIES` in `__init__.py`. If the function is right for
 complex numbers too, enter the operation with `takes_complex`, and give it a sample with some.
+
+To see which operations are missing, train one step with `accelerator="xla"`. The error names them, including those of the
+backward pass.
 """
 
 from __future__ import annotations
