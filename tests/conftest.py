@@ -62,6 +62,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # children inherit it 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that take at most a second and start no server")
     parser.addoption("--seed", type=int, default=1, help="seed of the random numbers of each test")
+    parser.addoption("--accelerator", default="cpu", help="accelerator of the trainers that tests ask for")
     parser.addoption("--record-durations", action="store_true", help="record which tests take more than a second")
 
 
@@ -139,12 +140,12 @@ def slurm() -> Iterator[slurm_cluster.SlurmCluster]:
 
 
 @pytest.fixture
-def trainer(tmp_path: Path):
+def trainer(tmp_path: Path, request: pytest.FixtureRequest):
     """A function that makes quiet trainers, all in one run directory."""
 
     def make(**kwargs: Any) -> fp.Trainer:
         defaults: dict[str, Any] = {
-            "accelerator": "cpu",
+            "accelerator": request.config.getoption("--accelerator"),
             "default_root_dir": tmp_path / "run",
             "enable_progress_bar": False,
             "enable_model_summary": False,

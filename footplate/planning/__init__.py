@@ -8,7 +8,6 @@
     program_client.py    starts the compiler's process, waits for it, and caches its results
     compiler.py          the compiler's process: the TPU's own compiler, or XLA for this machine's CPU
     hlo.py               parses a compiled program: its collectives, and the memory that libraries take
-    graph.py             counts arithmetic, traffic and memory of a graph without a compiler: for GPUs
     roofline.py          the least time of a step
     largest_batch.py     searches for the largest batch that fits
     choices.py           the results: a `Choice` for each target

@@ -18,9 +18,10 @@ from footplate.hardware.transfer import map_tensors
 from footplate.planning.choices import Choice, Measured
 from footplate.planning.program_client import PlanError, compiled_program
 from footplate.planning.serialized_step import serialize
-from footplate.planning.subject import Subject, captured, empty_copy, prepared, resized_leaf
+from footplate.planning.subject import Subject, captured, prepared
 from footplate.step.optimizers import configure
 from footplate.step.precision import Precision
+from footplate.step.xla.capture.emptied import empty_copy, resized_leaf
 from footplate.step.xla.capture.torch_tracing import pytree
 
 STEPS = 5

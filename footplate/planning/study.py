@@ -18,7 +18,6 @@ from footplate.core.errors import ConfigError
 from footplate.hardware import cpu_rates
 from footplate.planning import largest_batch
 from footplate.planning.choices import Choice, Measured, Memory
-from footplate.planning.graph import Needs, needs
 from footplate.planning.hlo import Collective, wire_bytes
 from footplate.planning.program_client import Program, compiled_program
 from footplate.planning.report import Plan
@@ -35,6 +34,7 @@ from footplate.planning.subject import (
 )
 from footplate.planning.targets import Target, target_of
 from footplate.step.xla.capture import Captured
+from footplate.step.xla.capture.needs import Needs, needs
 
 
 def plan(

@@ -7,19 +7,18 @@ trainer answers that.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
 from footplate.step.optimizers import configure
 from footplate.step.precision import Precision
 from footplate.step.xla.capture import Captured, CaptureError, capture_training
+from footplate.step.xla.capture.emptied import empty_copy, resized_leaf
 from footplate.step.xla.capture.torch_tracing import pytree
 from footplate.training.status import TrainerFn
 
@@ -136,22 +135,6 @@ def prepared(subject: Subject) -> Any:
     return module
 
 
-def empty_copy(module: Any, device: str) -> Any:
-    """Copy a module with new, uninitialised parameters and buffers. Shared tensors stay shared.
-
-    Args:
-        module: the module to copy.
-        device: the device of the new tensors; on "meta" they have no memory.
-    """
-    # deepcopy takes the copies of tensors from this dictionary, and doesn't copy their values.
-    copies: dict[int, Any] = {}
-    for parameter in module.parameters():
-        copies[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
-    for buffer in module.buffers():
-        copies[id(buffer)] = torch.empty_like(buffer, device=device)
-    return copy.deepcopy(module, copies)
-
-
 def batch_size_of(batch: Any) -> int:
     """Count the samples of an example batch.
 
@@ -185,14 +168,6 @@ def example_of(data: Any) -> Any:
     for batch in data:
         return batch
     raise ConfigError("data: the training loader is empty.")
-
-
-def resized_leaf(leaf: Any, size: int, precision: str) -> Any:
-    """Resize a leaf of a batch to `size` samples, on the meta device."""
-    if not isinstance(leaf, Tensor):
-        return leaf
-    dtype = torch.bfloat16 if precision == "bf16-true" and leaf.is_floating_point() else leaf.dtype
-    return torch.empty((size, *leaf.shape[1:]) if leaf.dim() else (), dtype=dtype, device="meta")
 
 
 class _Trainer:

@@ -27,6 +27,7 @@ from footplate.tracking.base import Status
 from footplate.training.argument_checks import as_list
 from footplate.training.changes import changed, take_callbacks, warn_of_late_changes
 from footplate.training.crash_checkpoint import savable
+from footplate.training.out_of_memory import explain_memory
 from footplate.training.prepare import attach, explain, replaces, translate_callbacks, without_searches
 from footplate.training.profiling import profiling, recorder
 from footplate.training.rank_checks import check_settings
@@ -69,6 +70,7 @@ def _fail(run: Run, error: BaseException) -> None:
         FootplateError: a plain error in the place of some exceptions.
     """
     run.status = "interrupted"
+    explain_memory(run, error)
     if run.group.is_distributed and hasattr(run, "step"):
         run.step.leave()
     if savable(run, error):

@@ -18,9 +18,10 @@ from footplate.cli.main import main
 from footplate.planning import program_client
 from footplate.planning.chart import draw
 from footplate.planning.serialized_step import deserialize, fingerprint, serialize
-from footplate.planning.subject import Subject, captured, empty_copy, prepared
+from footplate.planning.subject import Subject, captured, prepared
 from footplate.planning.targets import target_of
 from footplate.step.xla.capture import CaptureError
+from footplate.step.xla.capture.emptied import empty_copy
 from planning.nets import CLASSES, WIDTH, Small, batch
 
 WEIGHTS = 4 * (WIDTH * WIDTH + WIDTH * CLASSES)

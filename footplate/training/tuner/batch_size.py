@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from footplate.data.adapters.combined import leaves_of
-
-if TYPE_CHECKING:
-    pass
 
 
 def largest(
@@ -42,21 +37,6 @@ def largest(
             break
         size = min(2 * size, most) if unknown else (best + failed) // 2
     return best or None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return True if an exception says that the memory of a device, or of the host, is exhausted."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        all(word in text for word in words)
-        for words in (
-            ("CUDA", "out of memory"),
-            ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",),
-            ("DefaultCPUAllocator: can't allocate memory",),
-            ("MPS backend out of memory",),
-            ("RESOURCE_EXHAUSTED",),
-        )
-    )
 
 
 def most_rows(loaders: Any) -> float:

@@ -12,8 +12,9 @@ import torch
 
 from footplate.core.errors import ConfigError
 from footplate.training.loaders import LOADERS
+from footplate.training.out_of_memory import is_out_of_memory
 from footplate.training.prepare import split_datamodule
-from footplate.training.tuner.batch_size import largest, most_rows, out_of_memory
+from footplate.training.tuner.batch_size import largest, most_rows
 from footplate.training.tuner.lr_finder import LRFinder, RisingRate
 from footplate.training.tuner.trial import trial
 
@@ -189,7 +190,7 @@ class Tuner:
                     rows = most_rows(trainer_copy.dataloaders.get(LOADERS.get(method, "train")))
                 log.info("A batch of %d fits.", size)
             except RuntimeError as error:
-                if not out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 log.info("A batch of %d doesn't fit.", size)
                 return False

@@ -27,6 +27,8 @@ memory, and every operation is recorded. The result is a graph of ATen's core op
     attribute_guards.py   plain attributes that a step reads, and checks that they are unchanged
     side_effects.py       plain attributes that a step changes, which would stay constant
     matrix_products.py    the matrix products in a graph
+    needs.py              arithmetic, memory traffic and peak memory of a graph
+    emptied.py            modules and batches without memory
     refusals.py           errors, with the line of the user's code
 
 `docs/reference/xla-limits.md` says what is supported. Nothing here imports JAX. `step/xla/lowering/` makes a program of

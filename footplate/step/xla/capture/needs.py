@@ -1,6 +1,7 @@
 """Arithmetic, memory traffic and peak memory of a captured graph, counted without a compiler.
 
-These are for hardware without a compiler on this machine: GPUs, and eager training on CPUs.
+Plans use them for hardware without a compiler on this machine: GPUs, and eager training on CPUs. A training that has run
+out of memory uses them to tell which batch fits.
 
     flops     of matrix products, convolutions and attention. All other operations count as free, as do products with the
               padding of a convolution and with the part that causal attention masks.
@@ -24,10 +25,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from footplate.step.xla.capture import (
-    Captured,
-    averaging_op,  # noqa: F401  it declares torch.ops.footplate.average
-)
+from footplate.step.xla.capture import averaging_op  # noqa: F401  it declares torch.ops.footplate.average
+from footplate.step.xla.capture.captured_step import Captured
 from footplate.step.xla.capture.flops import convolution_flops_of, flops_of
 
 AVERAGE = torch.ops.footplate.average.default

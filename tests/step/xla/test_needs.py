@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 import torch
+from planning.nets import CLASSES, WIDTH, Small, batch
 from torch import nn
 
 import footplate as fp
-from footplate.planning.graph import needs
 from footplate.planning.subject import Subject, captured
-from planning.nets import CLASSES, WIDTH, Small, batch
+from footplate.step.xla.capture.needs import needs
 
 WEIGHTS = 4 * (WIDTH * WIDTH + WIDTH * CLASSES)
 
