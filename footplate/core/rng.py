@@ -116,6 +116,9 @@ def _device_generator(device: torch.device | None) -> torch.Generator | None:
         return torch.mps._get_default_mps_generator()
     # `torch.cuda`, `torch.xpu`, and the modules of plugins that keep torch's convention.
     module = getattr(torch, device.type, None)
+    if module is not None and module.is_available() and hasattr(module, "init"):
+        # Before this there are no generators.
+        module.init()
     generators = getattr(module, "default_generators", None)
     if module is None or not generators:
         return None

@@ -5,6 +5,8 @@ The cases of exact resume and of precisions are those of the CPU, run again with
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -137,3 +139,16 @@ def test_a_validation_that_is_repeated_draws_the_same_on_the_device(trainer, tmp
         trainer(**settings).fit(cut, loader(), loader(10))
     trainer(**settings).fit(again, loader(), loader(10), ckpt_path="last")
     assert again.drawn == whole.drawn
+
+
+def test_the_generator_is_found_before_cuda_has_started():
+    program = """
+import torch
+from footplate.core import rng
+rng.device_seeder(torch.device("cuda", 0))(5)
+print(torch.cuda.initial_seed())
+"""
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+        == "5"
+    )
