@@ -189,7 +189,8 @@ def _notes(plan: Plan) -> list[str]:
         row, target = choice.target.accelerator, choice.target
         price = "no price known" if target.usd_per_hour is None else f"${target.usd_per_hour:,.2f}/h"
         dated = f" (catalog of {row.as_of}: {row.source})" if row else " (rates measured here)"
-        lines.append(f"{target.name}: {target.machine}, {price}{dated}")
+        machine = target.machine or "a part of a machine, not rented alone"
+        lines.append(f"{target.name}: {machine}, {price}{dated}")
     lines.append("Memory, TFLOP and GB are for one device and step. Times are the least at peak rates, not forecasts.")
 
     if plan.measured:

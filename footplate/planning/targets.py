@@ -39,7 +39,7 @@ class Target:
         bytes_per_s: the rate of that memory.
         wire_bytes_per_s: the rate at which a device sends to other devices of its slice or machine, in one direction.
         usd_per_hour: the price of all of it together.
-        machine: the machine or chips that the price is for.
+        machine: the machine or chips that the price is for. None for a part of the GPUs of the smallest machine.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Target:
     bytes_per_s: float | None
     wire_bytes_per_s: float | None
     usd_per_hour: float | None
-    machine: str
+    machine: str | None
 
     @property
     def options(self) -> dict[str, object]:
@@ -138,8 +138,10 @@ def _gpus(name: str, row: Accelerator, count: int) -> Target:
     )
 
 
-def _machine_of(row: Accelerator, count: int) -> tuple[str, float | None]:
+def _machine_of(row: Accelerator, count: int) -> tuple[str | None, float | None]:
     """Find the smallest machine with this number of a GPU, and its price; the price is None if a part of it is unknown.
+
+    Fewer than the smallest machine has are a part of one, without a price of its own.
 
     Raises:
         ConfigError: no machine has this number.
@@ -158,6 +160,8 @@ def _machine_of(row: Accelerator, count: int) -> tuple[str, float | None]:
         for (_, accelerator), counts in data.counts.items():
             if accelerator == row.name:
                 valid.update(counts)
+        if count < min(valid, default=0):
+            return None, None
         raise ConfigError(
             f"no machine of the catalog has {count} {row.short}. Choose {', '.join(map(str, sorted(valid)))} of them."
         )

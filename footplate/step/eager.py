@@ -24,13 +24,13 @@ from torch.optim import Optimizer
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides, step_arguments
 from footplate.distributed.loss_sum import divide_gradients, refuse_loss_sum
-from footplate.hardware.transfer import detach
+from footplate.hardware.transfer import detach, map_tensors
 from footplate.step.base import Step, StepSpec
 from footplate.step.closure import step_by_closure
 from footplate.step.manual import SCALED_CLOSURE, ManualOptimisation
 from footplate.step.optimizers import StepOptimizer, may_use_closure, wants_closure
 from footplate.step.phases import Phases, clip_gradients, parameters_of
-from footplate.step.torch_compile import compile_children
+from footplate.step.torch_compile import compile_children, in_graphs
 from footplate.step.torch_internals import clearer, stepper
 from footplate.step.window import Window
 
@@ -44,6 +44,7 @@ class EagerStep(Phases, Step):
         _check(spec)
         if spec.compile is not None:
             compile_children(module, spec.compile)
+        self._in_graphs = in_graphs(module, spec.device)
 
         # The forward pass.
         self._plain = spec.precision.plain
@@ -173,9 +174,12 @@ class EagerStep(Phases, Step):
         if dataloader_idx is not None and count < 3:
             raise ConfigError(f"{name}() has several loaders, so it must take (batch, batch_idx, dataloader_idx).")
         if self._plain:
-            return function(*arguments[:count])
-        with self._forward_context():
-            return function(self.spec.precision.convert_batch(batch), *arguments[1:count])
+            result = function(*arguments[:count])
+        else:
+            with self._forward_context():
+                result = function(self.spec.precision.convert_batch(batch), *arguments[1:count])
+        # Predictions are kept for longer than a batch.
+        return map_tensors(result, torch.clone) if self._in_graphs and stage == "predict" else result
 
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
         if not value:
@@ -228,6 +232,8 @@ class EagerStep(Phases, Step):
             loss = self._strategy.marked(loss, self._window.counts, self.accumulated == 0)
         self.changing = True
         self.differentiate(loss)
+        if self._in_graphs and not self.accumulated and not self._window.single:
+            own_gradients(parameters_of(self.optimizer))
         if self._copies:
             self._strategy.backward()
 
@@ -287,6 +293,13 @@ class EagerStep(Phases, Step):
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, arguments: dict[str, Any]
     ) -> Any:
         return self._manual.step(optimizer, closure, arguments)
+
+
+def own_gradients(parameters: list[Any]) -> None:
+    """Copy gradients out of the memory of a CUDA graph, where the next batch would overwrite them."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
 
 
 def _check(spec: StepSpec) -> None:

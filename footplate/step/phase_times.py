@@ -52,6 +52,7 @@ class PhaseTimes:
         self._times = TimeSplit("step", self._clock)
         self._replaced: dict[str, Any] = {}
         self._on_gpu = step.spec.device.type == "cuda"
+        self._waited_s = 0.0
 
     def __enter__(self) -> PhaseTimes:
         step: Any = self._step
@@ -61,7 +62,7 @@ class PhaseTimes:
             for name, phase in PHASES.items():
                 setattr(step, name, functools.partial(self._timed, getattr(step, name), phase))
             if self._on_gpu:
-                torch.cuda.synchronize(step.spec.device)
+                self._wait()
                 self.launching_s = 0.0
         self._times = TimeSplit("step", self._clock)
         return self
@@ -81,10 +82,17 @@ class PhaseTimes:
     def _timed(self, function: Callable[..., Any], phase: str, *args: Any) -> Any:
         outermost = self._times.cause == "step"
         with self._times.during(phase):
-            began = time.perf_counter()
+            began, waited_s = time.perf_counter(), self._waited_s
             result = function(*args)
             if self.launching_s is not None:
                 if outermost:
-                    self.launching_s += time.perf_counter() - began
-                torch.cuda.synchronize(self._step.spec.device)
+                    # A phase inside this one has waited for its kernels.
+                    self.launching_s += time.perf_counter() - began - (self._waited_s - waited_s)
+                self._wait()
         return result
+
+    def _wait(self) -> None:
+        """Wait until the GPU has run all operations."""
+        began = time.perf_counter()
+        torch.cuda.synchronize(self._step.spec.device)
+        self._waited_s += time.perf_counter() - began

@@ -49,6 +49,11 @@ def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:
         compile_in_place(part, functools.partial(torch.compile, **options))
 
 
+def in_graphs(module: torch.nn.Module, device: torch.device) -> bool:
+    """Return True if a compiled layer may be a CUDA graph, whose next run overwrites its results and gradients."""
+    return device.type == "cuda" and any(is_compiled(part) for part in module.modules())
+
+
 def layers(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the children that have parameters."""
     return [child for child in module.children() if any(True for _ in child.parameters())]

@@ -30,6 +30,11 @@ def crash_phase(run: Run) -> CrashPhase:
     return "in a change" if run.step.changing else "in a forward pass"
 
 
+def is_device_lost(error: BaseException) -> bool:
+    """Return True if no tensor of a GPU can be read any more: one of its kernels has failed."""
+    return isinstance(error, RuntimeError) and str(error).startswith("CUDA error: ")
+
+
 def savable(run: Run, error: BaseException) -> bool:
     """Return True if the run can continue from its present state.
 
@@ -37,6 +42,6 @@ def savable(run: Run, error: BaseException) -> bool:
     """
     if not run.training_in_progress or run.group.is_distributed:
         return False
-    if not isinstance(error, Exception) or isinstance(error, CheckpointError):
+    if not isinstance(error, Exception) or isinstance(error, CheckpointError) or is_device_lost(error):
         return False
     return crash_phase(run) != "in a change"

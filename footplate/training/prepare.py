@@ -281,6 +281,12 @@ def explain(error: BaseException) -> Exception | None:
             'parameters that are never used (requires_grad = False), or use strategy="ddp_find_unused_parameters_true", '
             "which looks for them in every step."
         )
+    if "device-side assert triggered" in str(error):
+        return DataError(
+            "A kernel on the GPU has refused a value. Most often a label or an index is outside the range of the model's "
+            'outputs or of an embedding. Train with accelerator="cpu", whose error names the place. This process '
+            "can't use the GPU any more."
+        )
     match = re.fullmatch(r"Target (-?\d+) is out of bounds\.", str(error)) if isinstance(error, IndexError) else None
     if match is None:
         return None

@@ -29,9 +29,10 @@ def trained(trainer: Any, **settings: Any) -> tuple[dict[str, torch.Tensor], flo
     )
 
 
+GRAPHS = {"mode": "reduce-overhead"}
 COMPILERS: dict[str, dict[str, Any]] = {
     "inductor": {"compile": True},
-    "cuda graphs": {"compile": {"mode": "reduce-overhead"}},
+    "cuda graphs": {"compile": GRAPHS},
     "xla": {"accelerator": "xla"},
 }
 
@@ -47,6 +48,18 @@ def test_a_compiled_step_learns_what_the_eager_step_learns(name, every, trainer)
     assert found_loss == pytest.approx(loss, rel=1e-3)
     for key, value in weights.items():
         torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_predictions_of_a_cuda_graph_outlive_its_next_run(trainer):
+    class Predicts(Plain):
+        def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.net(batch[0])
+
+    torch.manual_seed(0)
+    module = Predicts()
+    plain, graphs = (trainer(compile=options).predict(module, loader(40, shuffle=False)) for options in (False, GRAPHS))
+    for wanted, found in zip(plain, graphs, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("first", ["cuda", "xla"])

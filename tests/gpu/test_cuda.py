@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from training.test_resume import (  # noqa: F401
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.checkpoint.format.statefile import Snapshot
 from footplate.hardware.transfer import to_device
 from footplate.launch import launch
 
@@ -38,29 +38,8 @@ def test_a_checkpoint_continues_on_another_kind_of_device(first, then, trainer):
     assert runner.global_step == 24
 
 
-class Watched(fp.Callback):
-    """Makes CUDA warn whenever the host waits for it."""
-
-    def on_train_start(self, trainer, pl_module):
-        torch.cuda.set_sync_debug_mode("warn")
-
-    def on_train_end(self, trainer, pl_module):
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_a_hundred_steps_wait_for_the_device_only_when_they_report(trainer):
-    data = [(torch.randn(10, 8).pin_memory(), torch.randint(3, (10,)).pin_memory()) for _ in range(100)]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer(max_epochs=1, log_every_n_steps=50, enable_checkpointing=False, callbacks=[Watched()]).fit(
-            Classifier(), data
-        )
-    waits = [one for one in caught if "synchronizing CUDA operation" in str(one.message)]
-    assert len(waits) <= 8, [str(one.message) for one in waits]
-
-
 def test_a_snapshot_is_taken_into_page_locked_memory_and_is_the_state_at_the_call():
-    writer = checkpoint.Snapshot()
+    writer = Snapshot()
     weights = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
     frozen = writer.take({"state_dict": {"w": weights}})
     weights.zero_()

@@ -25,7 +25,7 @@ def shared(trainer: Any, **settings: Any) -> fp.Trainer:
     if SEVERAL:
         return trainer(devices=2, strategy="replicas", **settings)
     made = trainer(devices=1, **settings)
-    made.parallel = Replicas(DEVICES)
+    made.run.placement.parallel = Replicas(DEVICES)
     return made
 
 

@@ -73,3 +73,10 @@ def test_a_rate_that_the_catalog_lacks_stays_unknown():
 def test_an_unknown_name_is_answered_with_those_that_there_are(name, said):
     with pytest.raises(ConfigError, match=said):
         target_of(name)
+
+
+def test_a_part_of_a_machines_gpus_has_no_price_of_its_own():
+    alone, whole = target_of("H200"), target_of("H200x8")
+    assert (alone.machine, alone.usd_per_hour) == (None, None)
+    assert whole.machine is not None
+    assert alone.memory_bytes == whole.memory_bytes
