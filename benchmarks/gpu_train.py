@@ -82,7 +82,7 @@ PACKAGES = (
     "opencv-python-headless",
 )
 WARM_STEPS = 20
-READY_S = {"first": 85.0, "later": 60.0}  # the limits for starting and compiling
+READY_S = {"first": 75.0, "later": 60.0}  # the limits for starting and compiling
 QUICK = ["mlp", "gpt_124m", TABLE]  # the models of a quick run, if none is named
 LEAST_S = 25.0  # a model isn't begun with less time left
 TURN_LIMIT_S = 30.0

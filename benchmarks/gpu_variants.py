@@ -54,8 +54,8 @@ class Model:
     precision: str = "bf16-mixed"
     channels_last: bool = False
     items: int = 1
-    rounds: int = 7
-    turn_s: float = 0.45
+    rounds: int = 5
+    turn_s: float = 0.35
     lead: int = 2
     image_size: int = 0
 
@@ -180,7 +180,7 @@ def _numbers(rows: int) -> tuple[Tensor, Tensor]:
 
 TABLE = "resnet50_table"
 _RESNET = functools.partial(_torchvision, "resnet50")
-_MLP = Model(network, _numbers, 32, precision="32-true", rounds=9, turn_s=0.35, lead=20)
+_MLP = Model(network, _numbers, 32, precision="32-true", rounds=15, turn_s=0.12, lead=20)
 _WHOLE_TABLE = {"channels_last": True, "rounds": 2, "turn_s": 3.0, "lead": 24}
 
 MODELS: dict[str, Model] = {

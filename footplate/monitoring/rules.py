@@ -300,6 +300,8 @@ def _gain(saved: float) -> float:
 
 def _overhead(evidence: Evidence) -> float | None:
     """Return the share of a step that is the cost of starting its operations; None if no step was examined."""
+    if evidence.launching is not None:
+        return evidence.launching
     if not evidence.operations or evidence.operation_s is None or not evidence.least_step_s:
         return None
     return min(1.0, evidence.operations * evidence.operation_s / evidence.least_step_s)

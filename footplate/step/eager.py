@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides, step_arguments
 from footplate.distributed.loss_sum import divide_gradients, refuse_loss_sum
-from footplate.hardware.transfer import detach, map_tensors
+from footplate.hardware.transfer import detach
 from footplate.step.base import Step, StepSpec
 from footplate.step.closure import step_by_closure
 from footplate.step.manual import SCALED_CLOSURE, ManualOptimisation
@@ -174,12 +174,9 @@ class EagerStep(Phases, Step):
         if dataloader_idx is not None and count < 3:
             raise ConfigError(f"{name}() has several loaders, so it must take (batch, batch_idx, dataloader_idx).")
         if self._plain:
-            result = function(*arguments[:count])
-        else:
-            with self._forward_context():
-                result = function(self.spec.precision.convert_batch(batch), *arguments[1:count])
-        # Predictions are kept for longer than a batch.
-        return map_tensors(result, torch.clone) if self._in_graphs and stage == "predict" else result
+            return function(*arguments[:count])
+        with self._forward_context():
+            return function(self.spec.precision.convert_batch(batch), *arguments[1:count])
 
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
         if not value:

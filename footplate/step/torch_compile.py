@@ -50,7 +50,7 @@ def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:
 
 
 def in_graphs(module: torch.nn.Module, device: torch.device) -> bool:
-    """Return True if a compiled layer may be a CUDA graph, whose next run overwrites its results and gradients."""
+    """Return True if a compiled layer may be a CUDA graph, whose next run overwrites its gradients."""
     return device.type == "cuda" and any(is_compiled(part) for part in module.modules())
 
 

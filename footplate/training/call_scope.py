@@ -33,6 +33,7 @@ from footplate.training.profiling import profiling, recorder
 from footplate.training.rank_checks import check_settings
 from footplate.training.saving import save_before_failing
 from footplate.training.status import TrainerFn, running
+from footplate.training.step_setup import leave_device
 
 if TYPE_CHECKING:
     from footplate.training.run import Run
@@ -103,6 +104,9 @@ def _end(run: Run, status: Status) -> None:
     for logger in run.recorders:
         logger.finalize(status)
     run.hooks.call("teardown", stage=TrainerFn(str(run.stage)))
+    # A GPU with a failed kernel can't be read any more. The user must see the first exception.
+    with contextlib.nullcontext() if status == "success" else contextlib.suppress(RuntimeError):
+        leave_device(run)
     warn_of_late_changes(run.trainer)
 
 

@@ -12,10 +12,13 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from footplate import checkpoint
 from footplate.checkpoint.run_state import RunState
 from footplate.checkpoint.storage import Place
 from footplate.core.errors import ConfigError
+from footplate.hardware.transfer import to_device
 from footplate.tracking.silent import Silent
 from footplate.training.call_scope import call_setup
 from footplate.training.evaluation import by_loader, evaluate
@@ -93,6 +96,8 @@ def predict(
         writer = PredictionWriter(run.group.from_first(run.placement.for_all(Path(output))), run.group)
 
     def sink(prediction: Any, batch_idx: int, index: int) -> None:
+        # A GPU has no room for the predictions of all batches, and a CUDA graph overwrites those of the batch before.
+        prediction = to_device(prediction, torch.device("cpu"))
         if keep:
             predictions[index].append(prediction)
         if writer is not None:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from footplate.hardware.transfer import to_device
 from footplate.step.base import StepSpec
 from footplate.step.optimizers import StepOptimizer
 from footplate.training.multi_step import between_any_two, rates_ahead
@@ -30,6 +32,23 @@ def prepare_module(run: Run) -> None:
         torch.nn.SyncBatchNorm.convert_sync_batchnorm(run.module)
     run.parallel.place(run.module, run.device)
     run.parallel.prepare(run.module)
+
+
+def leave_device(run: Run) -> None:
+    """Move the module and the state of its optimizers to the CPU, as Lightning does at the end of a call.
+
+    A sharded module stays, and so do weights that an accelerator keeps itself.
+    """
+    if run.device.type == "cpu" or run.parallel.sharded:
+        return
+    cpu = torch.device("cpu")
+    run.module.to(cpu)
+    for optimizer in run.optimizers:
+        for state in optimizer.state.values():
+            state.update({name: to_device(value, cpu) for name, value in state.items() if isinstance(value, Tensor)})
+    if run.device.type == "cuda":
+        # Other processes may use the memory.
+        torch.cuda.empty_cache()
 
 
 def build_step(run: Run) -> None:

@@ -26,16 +26,44 @@ from footplate.hardware.transfer import to_device
 from footplate.launch import launch
 
 
+class Where(Classifier):
+    """Remembers the devices that it was trained on, and predicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained_on: set[str] = set()
+
+    def training_step(self, batch, batch_idx):
+        self.trained_on.add(self.device.type)
+        return super().training_step(batch, batch_idx)
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])
 def test_a_checkpoint_continues_on_another_kind_of_device(first, then, trainer):
     saver = fp.ModelCheckpoint(every_n_train_steps=5)
     trainer(accelerator=first, max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
     state = checkpoint.load(saver.last_model_path)
     assert all(not tensor.is_cuda for tensor in state["state_dict"].values())
-    module, runner = Classifier(), trainer(accelerator=then)
-    runner.fit(module, loader(), ckpt_path="last")
-    assert next(module.parameters()).device.type == then
+    where, runner = Where(), trainer(accelerator=then)
+    runner.fit(where, loader(), ckpt_path="last")
+    assert where.trained_on == {then}
     assert runner.global_step == 24
+
+
+def test_after_a_call_module_optimizer_and_predictions_are_on_the_cpu(trainer):
+    """As in Lightning, whose programs go on with `module(x)`."""
+    runner, module = trainer(), Where()
+    runner.fit(module, loader())
+    assert module.trained_on == {"cuda"}
+    state = [value for state in runner.optimizers[0].state.values() for value in state.values()]
+    assert not any(tensor.is_cuda for tensor in (*module.parameters(), *module.buffers(), *state))
+    predictions = runner.predict(module, loader(30, shuffle=False))
+    assert not any(each.is_cuda for each in predictions)
+    runner.fit(module, loader())
+    assert module(next(iter(loader()))[0]).shape == (10, 3)
 
 
 def test_a_snapshot_is_taken_into_page_locked_memory_and_is_the_state_at_the_call():

@@ -48,7 +48,9 @@ def test_a_model_that_is_too_small_for_the_gpu_is_told_so(trainer):
 
 def test_a_large_model_keeps_the_gpu_busy_and_has_a_share_of_its_peak(trainer, tmp_path):
     data = DataLoader(TensorDataset(torch.randn(ROWS * 4, WIDTH)), ROWS)
-    made = trainer(max_time="00:00:00:05", max_epochs=-1, enable_checkpointing=False, deterministic=False)
+    made = trainer(
+        max_time="00:00:00:05", max_epochs=-1, enable_checkpointing=False, deterministic=False, logger=fp.CSV()
+    )
     made.fit(Large(), data)
     evidence = made.monitor.evidence
     assert evidence.launching < 0.5

@@ -34,15 +34,11 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
     for indices in groups.values():
         tensors = [values[index] for index in indices]
         if any(tensor.ndim for tensor in tensors):
-            tensors = [tensor.reshape(()) if tensor.numel() == 1 else tensor for tensor in tensors]
-        try:
-            numbers = [float(number) for number in torch.stack(tensors).tolist()]
-        except (RuntimeError, TypeError):
-            raise ConfigError(
-                f'self.log("{name}", …): every value must be one number, got a tensor of several.'
-            ) from None
-        for index, number in zip(indices, numbers, strict=True):
-            result[index] = number
+            if any(tensor.numel() != 1 for tensor in tensors):
+                raise ConfigError(f'self.log("{name}", …): every value must be one number, got a tensor of several.')
+            tensors = [tensor.reshape(()) for tensor in tensors]
+        for index, number in zip(indices, torch.stack(tensors).tolist(), strict=True):
+            result[index] = float(number)
     return result
 
 
