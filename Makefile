@@ -70,8 +70,9 @@ fuzz: setup  ## random training programs, run in several ways that must agree, f
 foreign: setup  ## other projects' tests, from the archives in FROM, compared with tests/foreign/lists
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m foreign --from $(FROM) $(ARGS)
 
-gpu:  ## the tests that need CUDA, in the environment at hand (PYTHON), which has torch for it already
+gpu:  ## the tests and the benchmark that need CUDA, in the environment at hand (PYTHON), which has torch for it already
 	$(PYTHON) -m pytest tests/gpu
+	$(PYTHON) benchmarks/gpu_train.py --json benchmarks/results/gpu_train.json
 
 lint: setup  ## ruff, the layers (import-linter) and pyright
 	$(BIN)/ruff check .
