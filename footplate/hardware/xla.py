@@ -4,7 +4,7 @@ One process drives all devices of its machine: the loaders have one rank, and it
 Several machines have a process each, which is a rank for the loaders; see `footplate/hardware/xla_processes.py`.
 
     Trainer(accelerator="tpu")                  all TPU cores of this machine; devices=8, devices=[5] as usual
-    Trainer(accelerator="xla")                  what JAX prefers: the TPU, or else the CPU
+    Trainer(accelerator="xla")                  what JAX prefers: the TPU, or else a GPU, or else the CPU
     Trainer(accelerator="xla", devices=8)       on a machine without a TPU: eight virtual devices of the CPU
 
 How many virtual devices there are is settled when JAX starts, which the trainer does; who has started JAX before says

@@ -1,7 +1,4 @@
-"""A plan's predictions for a GPU, beside the measurements of a training on it.
-
-Written without a machine to try them on: not run yet.
-"""
+"""A plan's predictions for a GPU, beside the measurements of a training on it."""
 
 from __future__ import annotations
 

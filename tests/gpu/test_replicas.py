@@ -1,7 +1,4 @@
-"""Several devices in one process, on CUDA: on all GPUs, or with two replicas on one.
-
-Written without a machine to try them on: not run yet.
-"""
+"""Several devices in one process, on CUDA: on all GPUs, or with two replicas on one."""
 
 from __future__ import annotations
 
