@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from planning.nets import CLASSES, WIDTH, Small, batch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 import footplate as fp
 from footplate.planning.subject import Subject, captured
@@ -152,3 +156,120 @@ def test_causal_attention_counts_half_of_what_all_to_all_does():
     whole, half = (counted(Attending(causal), torch.zeros(2, 1, 8, 16), 2).flops for causal in (False, True))
     attention = (2 + 5) * 2 * 2 * 8 * 8 * 16
     assert whole - half == attention / 2
+
+
+class Training(fp.Module):
+    """A network with a loss of its output."""
+
+    def __init__(self, net: nn.Module, loss: Callable[[Tensor], Tensor], kernels: dict[str, Any]) -> None:
+        super().__init__()
+        self.net, self.loss, self.kernels = net, loss, kernels
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self.net(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), **self.kernels)
+
+
+class Decoder(nn.Module):
+    """A transformer of one block and many words, so that the loss has the largest tensors."""
+
+    def __init__(self, words: int = 2048, width: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.heads, self.words = heads, nn.Embedding(words, width)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width), nn.Dropout(0)
+        )
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        parts = self.qkv(self.norms[0](x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return self.head(x + self.mlp(self.norms[1](x))).flatten(0, 1)
+
+
+def square(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def entropy(output: Tensor) -> Tensor:
+    return F.cross_entropy(output, torch.zeros(len(output), dtype=torch.int64, device=output.device))
+
+
+def linear() -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
+    layers = [nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256), *(nn.Linear(256, 256) for _ in range(3))]
+    return nn.Sequential(*layers), square, torch.randn(1024, 256)
+
+
+def normalized() -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
+    layers = [nn.Linear(256, 1024, bias=False), nn.BatchNorm1d(1024), nn.ReLU(inplace=True), nn.Dropout(0)]
+    return nn.Sequential(*layers, nn.Linear(1024, 10)), entropy, torch.randn(1024, 256)
+
+
+def many_weights() -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))), square, torch.randn(16, 512)
+
+
+def decoder() -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
+    return Decoder(), entropy, torch.zeros(4, 128, dtype=torch.int64)
+
+
+def measured_peak(module: fp.Module, example: Tensor, precision: str) -> int:
+    """The most bytes that are alive in an eager step after the first, on the CPU, with state and batch."""
+    optimizer = module.configure_optimizers()
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            loss = module.training_step(example, 0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    # The profiler doesn't know tensors from before it, so no gradient may be among them.
+    step()
+    optimizer.zero_grad()
+    state = [value for kept in optimizer.state.values() for value in kept.values()]
+    held = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers(), *state, example))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+        step()
+    kineto: Any = profiler.profiler
+    events = [event for event in kineto.kineto_results.events() if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return held + max(itertools.accumulate(sizes))
+
+
+@pytest.mark.parametrize(
+    ("make", "kernels", "precision"),
+    [
+        (linear, {"fused": True}, "32-true"),
+        (normalized, {"fused": True}, "32-true"),
+        (decoder, {"foreach": True}, "bf16-mixed"),
+        (many_weights, {"fused": True}, "32-true"),
+        (many_weights, {"foreach": True}, "32-true"),
+    ],
+)
+def test_the_peak_is_that_of_eager_steps(make, kernels, precision):
+    net, loss, example = make()
+    module = Training(net, loss, kernels)
+    subject = Subject("it", module, example, len(example), precision)
+    estimate = needs(captured(subject, len(example), False)).peak_bytes
+    assert estimate == pytest.approx(measured_peak(module, example, precision), rel=0.1)
+
+
+def test_an_optimizer_for_all_parameters_at_once_is_assumed_without_a_setting():
+    net, loss, example = many_weights()
+    default, foreach, fused = (
+        counted(Training(net, loss, kernels), example, len(example)).peak_bytes
+        for kernels in ({}, {"foreach": True}, {"fused": True})
+    )
+    weights = sum(parameter.nbytes for parameter in net.parameters())
+    assert default == foreach
+    assert foreach - fused == pytest.approx(weights, rel=0.1)

@@ -15,7 +15,8 @@ memory, and every operation is recorded. The result is a graph of ATen's core op
     other_optimizers.py   optimizers of other packages
     optimizer_replay.py   an optimizer's step, traced once for each kind of parameter
     state.py              the state of a step, under the module's and the optimizer's own names
-    torch_tracing.py      all private names of torch that the capture uses
+    torch_tracing.py      the private names of torch that the capture uses
+    eager_operations.py   notes at the nodes about the eager operations that they come from
     attention_op.py       attention as one operation, whose backward pass computes its matrix again
     attention_masks.py    attention masks that hold no data
     recurrence_op.py      GRU, LSTM and RNN as one operation for each layer, for any length

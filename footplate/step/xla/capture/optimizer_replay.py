@@ -116,7 +116,9 @@ def _apply(stamp: Stamp, optimizer: Optimizer, parameter: Tensor) -> None:
     changed = _tensors(optimizer, parameter)
     mine = dict(zip(stamp.inputs, _nodes([*changed, parameter.grad]), strict=True))
     for node in stamp.nodes:
-        mine[node] = node.graph.node_copy(node, lambda used: mine.get(used, used))
+        mine[node] = copied = node.graph.node_copy(node, lambda used: mine.get(used, used))
+        if "overwrites" in node.meta:
+            copied.meta["overwrites"] = mine.get(node.meta["overwrites"], node.meta["overwrites"])
     for tensor, output in zip(changed, stamp.outputs, strict=True):
         torch_tracing.become(tensor, mine.get(output, output))
 

@@ -39,6 +39,7 @@ from torch.overrides import TorchFunctionMode
 
 from footplate.step.xla.capture.other_optimizers import memory_of
 from footplate.step.xla.capture.refusals import CaptureError
+from footplate.step.xla.capture.torch_tracing import noting
 
 CAPTURED = (SGD, Adam, AdamW, RMSprop, Adagrad, Adadelta, Adamax, NAdam, RAdam, Rprop, ASGD, Muon)
 
@@ -221,7 +222,8 @@ class TensorRates(TorchFunctionMode):
         for name in ("alpha", "value"):
             if isinstance(kwargs.get(name), Tensor):
                 first, scaled, *rest = args
-                args = (first, scaled * kwargs.pop(name), *rest)
+                with noting(only_captured=True):
+                    args = (first, scaled * kwargs.pop(name), *rest)
         return func(*args, **kwargs)
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributions import Distribution
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -34,6 +34,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from footplate.step.xla.capture.eager_operations import EagerOperations
 from footplate.step.xla.capture.refusals import place_within
 from footplate.step.xla.capture.rng_ops import Draws
 
@@ -71,13 +72,14 @@ def trace(
     Returns:
         The graph, from the inputs in their order to the outputs in theirs. Every node has its value's type and shape in
         `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`; a random operation has the
-        number of its draw in `meta["draw"]`.
+        number of its draw in `meta["draw"]`. `eager_operations.py` lists the notes about eager operations.
     """
     draws: list[Draws] = []
+    operations = EagerOperations(_known_node_of)
 
     def functional(*tensors: Tensor) -> list[Tensor]:
         tracer = _tracer()
-        tracer.create_node = _noting_lines(tracer.create_node)
+        tracer.create_node = _noting(tracer.create_node, operations)
         nodes = tracer.graph.nodes
         draws[:] = [Draws(lambda: len(nodes))]
         with draws[0].followed():
@@ -88,7 +90,7 @@ def trace(
     # the graph is only written for who calls it, which nobody does: writing it three times was an eighth of the work.
     only_the_mode = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
     with (
-        only_the_mode, enable_python_dispatcher(), FunctionalTensorMode(), sdpa_kernel(SDPBackend.MATH),
+        only_the_mode, enable_python_dispatcher(), operations, sdpa_kernel(SDPBackend.MATH),
         _use_lazy_graph_module(True), torch.compiler.set_stance("force_eager"),
     ):  # fmt: skip
         graph = make_fx(functional, decomposition_table=_decompositions())(*inputs)
@@ -105,11 +107,15 @@ def _decompositions() -> Mapping[Any, Callable[..., Any]]:
     return dict(cast(Any, core_aten_decompositions()))
 
 
-def _noting_lines(create: Callable[..., Node]) -> Callable[..., Node]:
-    """A tracer's `create_node` that records the user's line. Torch's own way takes ten times as long."""
+def _noting(create: Callable[..., Node], operations: EagerOperations) -> Callable[..., Node]:
+    """A tracer's `create_node` that records the eager operation, and the user's line.
+
+    Torch's own way to record the line takes ten times as long.
+    """
 
     def create_node(*args: Any, **kwargs: Any) -> Node:
         node = create(*args, **kwargs)
+        node.meta.update(operations.notes())
         line = place_within(trace.__code__)
         if line is not None:
             node.meta["stack_trace"] = line
@@ -176,6 +182,21 @@ def last_node() -> Node:
 def node_of(tensor: Tensor) -> Node:
     """The node of a traced tensor's current value."""
     return get_proxy_slot(_plain(tensor), _tracer()).proxy.node  # pyright: ignore[reportArgumentType]
+
+
+def _known_node_of(tensor: Tensor) -> Node | None:
+    """The node of a traced tensor's current value; None for a constant."""
+    slot = get_proxy_slot(_plain(tensor), _tracer(), None)  # pyright: ignore[reportArgumentType]
+    return None if slot is None else slot.proxy.node  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextmanager
+def noting(**notes: Any) -> Iterator[None]:
+    """Add notes to the nodes that are made in this block (see `eager_operations.py`)."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+    assert isinstance(mode, EagerOperations), "nothing is being traced"
+    with mode.noting(**notes):
+        yield
 
 
 def become(tensor: Tensor, node: Node) -> None:

@@ -26,8 +26,9 @@ from footplate.distributed.loss_sum import loss_sum_of, mean, refuse_loss_sum
 from footplate.step.optimizers import StepOptimizer
 from footplate.step.phases import Phases, clip_gradients, parameters_of
 from footplate.step.precision import Precision
-from footplate.step.xla.capture import optimizer_replay
+from footplate.step.xla.capture import optimizer_replay, torch_tracing
 from footplate.step.xla.capture.averaging_op import average_gradients, average_logs, average_step
+from footplate.step.xla.capture.eager_operations import kernels_of
 from footplate.step.xla.capture.module_view import Logs, call_step, viewed_module
 from footplate.step.xla.capture.refusals import CaptureError
 from footplate.step.xla.capture.state import Installed
@@ -72,6 +73,7 @@ class TracedStep(Phases):
     def __init__(self, name: str, module: Any, optimizers: list[Optimizer], settings: Settings, logs: Logs) -> None:
         self._name, self._module, self._optimizers = name, module, optimizers
         self._settings, self._logs = settings, logs
+        self._kernels = {id(optimizer): kernels_of(optimizer) for optimizer in optimizers}
         self.optimizer = optimizers[0] if module.automatic_optimization else None
         self.before_zero_grad = _own_hook(module, "on_before_zero_grad")
         self.before_backward = _own_hook(module, "on_before_backward")
@@ -214,8 +216,12 @@ class TracedStep(Phases):
         return _like(output, result)
 
     def _replay(self, optimizer: Optimizer) -> None:
-        begin_momentum(optimizer)
-        with TensorRates():
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None:
+                torch_tracing.node_of(parameter.grad).meta["gradient"] = True
+        with torch_tracing.noting(only_captured=True):
+            begin_momentum(optimizer)
+        with TensorRates(), torch_tracing.noting(optimizer=self._kernels[id(optimizer)]):
             optimizer_replay.step(optimizer)
 
     def _average_step(self, parameters: list[Tensor], loss: Tensor) -> Tensor:
