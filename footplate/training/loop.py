@@ -18,7 +18,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -167,15 +167,9 @@ class TrainingLoop:
             else:
                 outputs = monitor.train(run, chunk, first, first + len(chunk) >= total)
             run.in_step = False
-            # A compiled step makes its call when its first output is taken.
-            for batch, output in zip(shown, outputs, strict=True):
-                times.switch("callbacks")
-                progress.batch_idx += 1
-                progress.batches += 1
-                metrics.end_batch()
-                ends_chunk = progress.batch_idx == first + len(chunk)
-                self.between_steps(batch, output, progress.batch_idx - 1, steps_before, ends_chunk)
-                steps_before = progress.global_step
+            self._after_chunk(shown, outputs, first + len(chunk), steps_before)
+            # Nothing of this batch stays in the device's memory during the next step.
+            del chunk, shown, outputs
             ends = progress.batch_idx >= total or self.stops_here()
             if progress.global_step >= profiles.due:
                 profiles.at_boundary(ends)
@@ -189,6 +183,18 @@ class TrainingLoop:
                 complete = True
         close(batches)
         self._end_epoch(complete or progress.batch_idx >= total)
+
+    def _after_chunk(self, batches: Sequence[Any], outputs: Iterable[Any], end: int, steps_before: int) -> None:
+        """Do what follows each batch of a chunk, whose last batch is the one before `end`."""
+        progress, metrics, times = self._progress, self.run.metrics, self.run.monitor.times
+        # A compiled step makes its call when its first output is taken.
+        for batch, output in zip(batches, outputs, strict=True):
+            times.switch("callbacks")
+            progress.batch_idx += 1
+            progress.batches += 1
+            metrics.end_batch()
+            self.between_steps(batch, output, progress.batch_idx - 1, steps_before, progress.batch_idx == end)
+            steps_before = progress.global_step
 
     def between_steps(
         self, batch: Any, output: Any, batch_idx: int, steps_before: int, ends_chunk: bool = True

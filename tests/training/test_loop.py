@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -201,3 +202,28 @@ def test_validation_goes_by_the_clock_over_epochs_and_attempts(trainer, interval
 def test_a_duration_between_validations_that_is_none_is_refused(trainer, interval):
     with pytest.raises(fp.ConfigError, match=r"val_check_interval=.*expected"):
         trainer(val_check_interval=interval)
+
+
+def test_during_a_step_nothing_of_the_batch_before_is_kept(trainer):
+    """On a GPU, it would take the memory of a batch and of what `training_step` returns."""
+
+    class Watches(Classifier):
+        earlier = ()
+
+        def training_step(self, batch, batch_idx):
+            assert all(tensor() is None for tensor in self.earlier), batch_idx
+            logits = self(batch[0])
+            self.earlier = (weakref.ref(batch[0]), weakref.ref(logits))
+            return {"loss": torch.nn.functional.cross_entropy(logits, batch[1]), "logits": logits}
+
+    def batches():
+        for _ in range(6):
+            yield torch.randn(10, 8), torch.randint(3, (10,))
+
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return batches()
+
+    module = Watches()
+    trainer(max_epochs=1).fit(module, torch.utils.data.DataLoader(Endless(), batch_size=None))
+    assert len(module.earlier) == 2
