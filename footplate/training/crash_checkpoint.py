@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from footplate.core.errors import CheckpointError
+from footplate.training.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from footplate.training.run import Run
@@ -32,7 +33,7 @@ def crash_phase(run: Run) -> CrashPhase:
 
 def is_device_lost(error: BaseException) -> bool:
     """Return True if no tensor of a GPU can be read any more: one of its kernels has failed."""
-    return isinstance(error, RuntimeError) and str(error).startswith("CUDA error: ")
+    return isinstance(error, RuntimeError) and str(error).startswith("CUDA error: ") and not is_out_of_memory(error)
 
 
 def savable(run: Run, error: BaseException) -> bool:

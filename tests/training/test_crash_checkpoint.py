@@ -233,3 +233,27 @@ def test_a_run_that_fails_in_a_hook_after_its_last_step_is_saved(hook, trainer, 
     with pytest.raises(Mistake):
         trainer(callbacks=[callback, saver], max_epochs=1).fit(Classifier(), loader())
     assert saved_steps(tmp_path / "run") == [12]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("CUDA error: out of memory", True),
+        ("something else", True),
+    ],
+)
+def test_nothing_is_saved_from_a_gpu_that_can_not_be_read(text, kept, trainer, tmp_path):
+    class Fails(Classifier):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 7:
+                raise RuntimeError(text)
+            return super().training_step(batch, batch_idx)
+
+    words = "A kernel on the GPU has refused a value" if "assert" in text else text.splitlines()[0]
+    saver = fp.ModelCheckpoint(every_n_train_steps=5)
+    with pytest.raises((RuntimeError, fp.DataError), match=words):
+        trainer(callbacks=[saver]).fit(Fails(), loader())
+    saved = {path.name for path in (tmp_path / "run").rglob("*.ckpt")}
+    assert any("step=7" in name for name in saved) is kept, saved
