@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,35 @@ def test_before_the_time_limit_the_job_saves_and_slurm_requeues_it(bench: Bench,
     assert causes[3] == f"Slurm has requeued it as job {job.id}: its time limit was near"
     until(lambda: _slurm_state(place, bench) == "COMPLETED")
     assert [(each.id, each.restarts) for each in place.client.jobs(f"{ended.id}-1")] == [(job.id, 1)]
+
+
+def test_a_replica_that_slurm_asks_to_end_before_the_entry_point_is_no_loss(bench: Bench, place: Slurm):
+    bench.program(SAVES)
+    bench.submit()
+    bench.there("ready-1")
+    job = until(lambda: place.job(bench))
+    # Slurm sends SIGTERM to the step first, then to the batch script: here, when the program has already saved and ended.
+    place.cluster.run("scancel", "--signal=TERM", f"{job.id}.0")
+    until(lambda: "saving 1" in bench.output(attempt=1))
+    time.sleep(0.5)
+    place.cluster.run("scontrol", "requeue", str(job.id))
+    until(lambda: place.hurry(bench) or (bench.directory / "ready-2").exists())
+    (bench.directory / "go").touch()
+    ended = bench.jobs.wait("my_job")
+    causes = [one.cause for one in bench.jobs.store.transitions("my_job")]
+    assert (ended.state, ended.attempt, ended.failures, ended.losses) == (State.SUCCEEDED, 2, 0, 0), causes
+
+
+def test_a_replica_that_alone_gets_sigterm_is_lost(bench: Bench, place: Slurm):
+    bench.program(SAVES)
+    bench.submit()
+    bench.there("ready-1")
+    place.cluster.run("scancel", "--signal=TERM", f"{until(lambda: place.job(bench)).id}.0")
+    until(lambda: place.hurry(bench) or (bench.directory / "ready-2").exists())
+    (bench.directory / "go").touch()
+    ended = bench.jobs.wait("my_job")
+    causes = [one.cause for one in bench.jobs.store.transitions("my_job")]
+    assert (ended.state, ended.attempt, ended.failures, ended.losses) == (State.SUCCEEDED, 2, 0, 1), causes
 
 
 TRAINS = (

@@ -13,6 +13,9 @@ them. So it needs no ports of its own, and no supervisor.
     SIGTERM     (`jobs cancel`, a preemption) the replicas get SIGTERM, save and end
     a lost node the job is requeued
 
+Slurm sends SIGTERM to the replicas itself, too. So a replica may have ended before the entry point's own SIGTERM arrives.
+Such an end is judged `SIGNAL_S` later, when it is known if the whole job was asked to end.
+
 `FOLDER` is that of the job's first attempt. This start has the number of that attempt, plus Slurm's count of restarts.
 """
 
@@ -43,6 +46,8 @@ log = logging.getLogger(__name__)
 
 # A replica reports every `replica.ALIVE_S`. One that is silent for this long is lost with its node.
 LOST_S = 120.0
+# The time in which a signal of Slurm reaches all processes of a job.
+SIGNAL_S = 5.0
 # Starts of a job by Slurm, after which this program leaves the next attempt to the supervisor.
 MAX_STARTS = 10
 # The time that Slurm needs to end this process after it was asked to requeue the job.
@@ -89,6 +94,8 @@ class EntryPoint:
         self._kill_at = float("inf")
         self._killed = False
         self._running = False
+        # Replicas that Slurm has asked to end, with the messages of their ends and the times at which those are judged.
+        self._unjudged: list[tuple[float, Replica, Mapping[str, Any]]] = []
         self._stopping = False
         # Set by the handlers of signals.
         self.told: Told = ""
@@ -177,8 +184,13 @@ class EntryPoint:
                 self._event("began", role=replica.role, index=replica.index)
             case "refused":
                 self._end(replica, 2 if message["mistake"] else None, f"could not be started: {message['text']}")
+            case "ended" if message["asked_by_slurm"] and message["code"]:
+                self._unjudged.append((replica.heard + SIGNAL_S, replica, message))
             case "ended":
-                self._end(replica, message["code"], outcome(message["code"], message["last"]))
+                self._judge(replica, message)
+
+    def _judge(self, replica: Replica, message: Mapping[str, Any]) -> None:
+        self._end(replica, message["code"], outcome(message["code"], message["last"]))
 
     def _begin(self) -> None:
         """Send all replicas their variables."""
@@ -214,10 +226,13 @@ class EntryPoint:
     def _end_all_lost(self) -> None:
         """Judge the replicas that are left when srun ends: it ends when a node is lost, or if it can't start them."""
         code = self._step.wait()
+        have_ended = [replica for _, replica, _ in self._unjudged]
         for replica in self._replicas:
-            if not replica.over and self._running:
+            if replica.over or replica in have_ended:
+                continue
+            if self._running:
                 self._end(replica, None, "was lost with its node", replica.heard)
-            elif not replica.over:
+            else:
                 self._end(replica, None, f"could not be started: srun ended with exit code {code}")
 
     def _obey(self, orders: Orders) -> None:
@@ -233,6 +248,9 @@ class EntryPoint:
             self._event("told")
             roles = tuple({replica.role for replica in self._replicas})
             self._obey(Orders(roles, self._task["save_s"] if self.told == "time" else self._task["grace_s"]))
+        while self._unjudged and (self._stopping or now >= self._unjudged[0][0]):
+            _, replica, message = self._unjudged.pop(0)
+            self._judge(replica, message)
         if now >= self._kill_at and not self._killed:
             self._killed = True
             self._send(do="signal", roles=[replica.role for replica in self._replicas], signal=int(signal.SIGKILL))

@@ -4,7 +4,7 @@
                  ◄── run ───                        the variables of each process
                  ── began ──►                       the package is installed, and the processes run
                  ◄── signal ─                       SIGTERM or SIGKILL for some roles
-                 ── ended ──►                       the exit code, and the last line of output
+                 ── ended ──►                       the exit code, the last line of output, and whether Slurm asked for it
                  ── alive ──►                       every `ALIVE_S`
 
 The messages are lines of JSON on the standard streams, which srun passes on. The processes write into logs on the shared
@@ -103,8 +103,9 @@ class Runner:
         self._kill_at = float("inf")
         self._said_at = time.monotonic()
         self._failed: Rank | None = None
-        # Set by the handler of SIGTERM.
+        # Set by the handler of SIGTERM, which Slurm sends.
         self.told: int | None = None
+        self._asked_by_slurm = False
 
     def run(self) -> None:
         """Run the replica until its processes have ended."""
@@ -126,7 +127,7 @@ class Runner:
                 self._selector.unregister(key.fd)
         if self.told is not None:
             self._signal(self.told)
-            self.told = None
+            self.told, self._asked_by_slurm = None, True
         if time.monotonic() >= self._kill_at:
             self._signal(signal.SIGKILL)
         if time.monotonic() - self._said_at > ALIVE_S:
@@ -237,7 +238,8 @@ class Runner:
         last = self._failed or self._ranks[0]
         self._writer.close()
         lines = [line.strip() for line in last.last.decode("utf-8", "replace").splitlines()]
-        self._say("ended", code=last.code, last=next((line for line in reversed(lines) if line), ""))
+        last_line = next((line for line in reversed(lines) if line), "")
+        self._say("ended", code=last.code, last=last_line, asked_by_slurm=self._asked_by_slurm)
 
     def _end(self, rank: Rank) -> None:
         """Handle the end of a process: read its remaining output. If it failed, the others have a moment to end."""
