@@ -81,7 +81,7 @@ class Turns:
 
     Attributes:
         device: where torch's tensors are.
-        trainer: Footplate's trainer, whose monitor is told of the pauses.
+        trainer: Footplate's trainer, whose monitor leaves the pauses out.
         facts: further figures at the end of a turn.
     """
 

@@ -57,11 +57,11 @@ def test_the_batch_that_the_error_names_fits(trainer):
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     trainer(**settings, accumulate_grad_batches=parts).fit(Wide(), [torch.randn(rows, WIDTH)] * (3 * parts))
-    foretold = re.search(r"needs about ([\d.]+) GiB", note)
-    assert foretold is not None
+    estimated = re.search(r"needs about ([\d.]+) GiB", note)
+    assert estimated is not None
     measured = torch.cuda.max_memory_allocated()
     print(f"{measured / 2**30:.2f} GiB at {rows} rows")
     assert measured < LIMIT
     # Weights, gradients and the two numbers of AdamW don't grow with the rows.
     state = 4 * sum(parameter.nbytes for parameter in Wide().parameters())
-    assert (measured - state) * parts + state == pytest.approx(float(foretold.group(1)) * 2**30, rel=0.15)
+    assert (measured - state) * parts + state == pytest.approx(float(estimated.group(1)) * 2**30, rel=0.15)
