@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from footplate.core.adapters import register as _register
+from footplate.core.foreign_checkpoints import register as _register_format
 from footplate.core.lazy_import import lazy
 from footplate.core.version import __version__
 
@@ -126,6 +127,7 @@ __getattr__ = lazy(__name__, _HOMES)
 # The libraries whose modules, callbacks and loggers run here. Each adapter is imported when it is first needed.
 _register("lightning", "footplate.compat.lightning.adapter:ADAPTER")
 _register("pytorch_lightning", "footplate.compat.lightning.adapter:ADAPTER")
+_register_format("footplate.compat.checkpoints:LIGHTNING")
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,41 @@ def test_a_module_of_ours_that_is_imported_exists(folder):
         if not exists(module)
     ]
     assert not wrong
+
+
+OTHER_LIBRARIES = re.compile(r"lightning|horovod|petastorm|\bestimator", re.IGNORECASE)
+# Above compat, or for users.
+MAY_NAME_THEM = ("footplate/compat/", "footplate/cli/")
+NAMES_THEM_BECAUSE = {
+    "footplate/__init__.py": "registers the adapters",
+    "footplate/checkpoint/run_state.py": "Lightning's load_from_checkpoint reads its version in a checkpoint",
+    "footplate/core/hooks.py": "names of recorded actions are those that readers of Lightning's profiles know",
+    "footplate/training/profiling.py": "the same",
+    "footplate/hardware/packages.py": "footplate doctor lists the extras",
+    "footplate/jobs/package/files.py": "a folder of logs that a package leaves out",
+    "footplate/tracking/mlflow_model.py": "keeps MLflow from importing Lightning",
+}
+
+
+def written(path: Path) -> Iterator[str]:
+    """The names and texts in a file's code, without docstrings and comments."""
+    tree = ast.parse(path.read_text())
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    docstrings = {body[0].value for body in bodies if body and isinstance(body[0], ast.Expr)}
+    for node in ast.walk(tree):
+        for name in ("id", "attr", "name", "module", "arg", "value"):
+            text = getattr(node, name, None)
+            if isinstance(text, str) and node not in docstrings:
+                yield text
+
+
+def test_below_compat_only_the_listed_files_name_another_training_library():
+    names_them = {
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "footplate").rglob("*.py"))
+        if any(map(OTHER_LIBRARIES.search, written(path)))
+    }
+    assert {path for path in names_them if not path.startswith(MAY_NAME_THEM)} == set(NAMES_THEM_BECAUSE)
 
 
 @pytest.mark.parametrize("package", [fp, tracking], ids=["footplate", "footplate.tracking"])

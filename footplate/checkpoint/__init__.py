@@ -17,7 +17,8 @@ A second save waits until the first is written. If the process is killed at any 
 remains, and perhaps temporary files, which the next run removes.
 
 Loading a checkpoint never runs code of the file. `loading.py` finds and reads checkpoints, `saving.py` writes and deletes
-them, `from_checkpoint.py` builds modules from them, and `foreign.py` translates those of other libraries.
+them, `from_checkpoint.py` builds modules from them, and `core/foreign_checkpoints.py` translates those of other
+libraries.
 """
 
 from footplate.checkpoint.from_checkpoint import load_datamodule, load_module

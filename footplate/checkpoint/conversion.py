@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from footplate import checkpoint
-from footplate.checkpoint.foreign import to_run_state
 from footplate.checkpoint.format import statefile
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.core.errors import CheckpointError, ConfigError
+from footplate.core.foreign_checkpoints import to_run_state
 
 FORMS = {".safetensors": "weights", ".pt": "torch file", ".pth": "torch file", checkpoint.SUFFIX: "checkpoint"}
 

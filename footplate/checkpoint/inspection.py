@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from footplate import checkpoint
-from footplate.checkpoint.foreign import to_run_state
 from footplate.checkpoint.format import statefile
 from footplate.checkpoint.run_state import Progress
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.core.errors import CheckpointError, did_you_mean
+from footplate.core.foreign_checkpoints import to_run_state
 
 _PARTS = (
     "state_dict", "optimizer_states", "lr_schedulers", "callbacks", "loader", "datamodule", "step", "metrics", "loggers",

@@ -177,7 +177,7 @@ class RunState:
     def load_training(self, state: dict[str, Any], source: str) -> None:
         """Load everything except the weights, callbacks and loggers: the other three methods load these.
 
-        A state from another library (see `foreign.py`) lacks some parts, which start fresh.
+        A state from another library (see `core/foreign_checkpoints.py`) lacks some parts, which start fresh.
 
         Raises:
             CheckpointError: the state holds weights only, or belongs to other optimizers, schedulers or data.

@@ -1,6 +1,6 @@
 """Checkpoints that Lightning wrote, as run states that training can continue from.
 
-`footplate.checkpoint.foreign` lists `LIGHTNING` by name and imports it when it is needed. Lightning is not imported.
+`footplate/__init__.py` registers `LIGHTNING` by name, and it is imported when it is needed. Lightning is not imported.
 
 A Lightning file has weights, hyper-parameters, and the states of optimizers, schedulers and callbacks under the names that
 Footplate uses too. The progress of the run is in the counters of Lightning's loops:
@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from footplate.checkpoint.foreign import ForeignFormat
 from footplate.checkpoint.run_state import FORMAT, Progress
+from footplate.core.foreign_checkpoints import ForeignFormat
 from footplate.core.version import __version__
 
 # Keys whose content a run state has under other names.

@@ -6,7 +6,8 @@
 table of arguments in the docs and the comparison between ranks come from its fields too.
 
 To add an argument, add a field, and describe it under `Args`. Read it as `run.config.NAME` (or `trainer.config.NAME`) in
-the code that it affects. Add a `Setting` to `trainer_attributes.py`, and run `make tables`.
+the code that it affects, and run `make tables`. If a program may assign it between two calls, add a `Setting` to
+`trainer_attributes.py`.
 """
 
 from __future__ import annotations
@@ -248,9 +249,13 @@ def configured(
 
 
 class Fixed:
-    """An argument that counts when the trainer is made. It can't be assigned. Some are attributes of other libraries."""
+    """An argument that counts when the trainer is made. It can't be assigned. Some are attributes of other libraries.
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    Args:
+        name: of the argument.
+    """
+
+    def __init__(self, name: str) -> None:
         self.name = name
 
     def __get__(self, trainer: Any, owner: type) -> Any:

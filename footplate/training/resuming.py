@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from footplate import checkpoint
 from footplate.callbacks import ModelCheckpoint
-from footplate.checkpoint.foreign import to_run_state
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.core.errors import CheckpointError
+from footplate.core.foreign_checkpoints import to_run_state
 from footplate.core.hooks import overrides
 from footplate.launch import worker
 from footplate.training import job

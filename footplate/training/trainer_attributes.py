@@ -2,7 +2,7 @@
 
 Most attributes are in one of four groups:
 
-    trainer.max_epochs     an argument (`Setting`): assign it between two calls; some arguments are `Fixed`
+    trainer.max_epochs     an argument (`Setting`): assign it between two calls; arguments without one are `Fixed`
     trainer.module         an attribute of the present run (`OfRun`)
     trainer.current_epoch  computed from the run (a property)
     trainer.world_size     computed too (`Computed`), but a program may assign a value of its own in its place
@@ -37,7 +37,7 @@ from footplate.step.optimizers import SchedulerConfig, StepOptimizer
 from footplate.step.precision import Precision
 from footplate.tracking.base import Logger
 from footplate.training import job
-from footplate.training.config import Fixed, Setting, TrainerConfig
+from footplate.training.config import NAMES, Fixed, Setting, TrainerConfig
 from footplate.training.metrics import MetricLog
 from footplate.training.monitor import Monitor
 from footplate.training.status import RunStatus
@@ -156,19 +156,6 @@ class TrainerAttributes:
     compile = Setting[bool | dict[str, Any]]()
     iterations_per_loop = Setting[int]()
     enable_monitor = Setting[bool]()
-
-    devices = Fixed()
-    gpus = Fixed()
-    tpu_cores = Fixed()
-    strategy = Fixed()
-    logical_ranks = Fixed()
-    sync_batchnorm = Fixed()
-    max_time = Fixed()
-    enable_checkpointing = Fixed()
-    enable_progress_bar = Fixed()
-    enable_model_summary = Fixed()
-    deterministic = Fixed()
-    benchmark = Fixed()
 
     # Arguments and metrics
 
@@ -361,6 +348,11 @@ class TrainerAttributes:
         def __getattr__(self, name: str) -> Any:
             """Read an attribute that only another library's trainer has, from the library's adapter."""
             return adapters.trainer_attribute(self, name)
+
+
+for _name in NAMES:
+    if not hasattr(TrainerAttributes, _name) and _name not in TrainerAttributes.__annotations__:
+        setattr(TrainerAttributes, _name, Fixed(_name))
 
 
 def _loaders(trainer: TrainerAttributes, stage: str) -> Any:

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from footplate import checkpoint
-from footplate.checkpoint import conversion, foreign
-from footplate.checkpoint.foreign import ForeignFormat, to_run_state
+from footplate.checkpoint import conversion
+from footplate.core import foreign_checkpoints as foreign
+from footplate.core.foreign_checkpoints import ForeignFormat, to_run_state
 
 OTHER = ForeignFormat(
     name="Other",
@@ -24,7 +25,7 @@ OTHER = ForeignFormat(
 
 @pytest.fixture
 def other(monkeypatch):
-    monkeypatch.setattr(foreign, "_FORMATS", list(foreign._FORMATS))
+    monkeypatch.setattr(foreign, "_formats", list(foreign._formats))
     foreign.register(f"{__name__}:OTHER")
     foreign.register(f"{__name__}:OTHER")
 
@@ -32,7 +33,7 @@ def other(monkeypatch):
 def test_a_registered_format_is_recognised_and_translated(other):
     state = to_run_state({"other_version": "3", "state_dict": {}})
     assert state["made_by"] == "Other 3"
-    assert foreign._FORMATS.count(f"{__name__}:OTHER") == 1
+    assert foreign._formats.count(f"{__name__}:OTHER") == 1
 
 
 def test_other_states_are_returned_unchanged(other):
