@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from footplate.data.adapters.combined import CombinedLoader as CombinedLoader
     from footplate.data.loader import Loader as Loader
     from footplate.data.table import Table as Table
+    from footplate.distributed.fsdp_options import FSDPStrategy as FSDPStrategy
     from footplate.hardware.base import Accelerator as Accelerator
     from footplate.launch.runner import Runner as Runner
     from footplate.planning.study import plan as plan
@@ -84,6 +85,7 @@ _HOMES = {
     "EMAWeightAveraging": "footplate.callbacks.weight_averaging",
     "EarlyStopping": "footplate.callbacks.early_stopping",
     "Email": "footplate.callbacks.alert_channels",
+    "FSDPStrategy": "footplate.distributed.fsdp_options",
     "FootplateError": "footplate.core.errors",
     "GradientAccumulationScheduler": "footplate.callbacks.gradient_accumulation",
     "LearningRateMonitor": "footplate.callbacks.lr_monitor",

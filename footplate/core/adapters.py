@@ -78,8 +78,8 @@ class Adapter:
         """
         raise ConfigError(f"logger: expected a footplate.Logger, got {type(logger).__name__}.")
 
-    def strategy_name(self, strategy: Any) -> str:
-        """Return our name for one of the library's strategy objects.
+    def our_strategy(self, strategy: Any) -> Any:
+        """Return our name, or an `FSDPStrategy`, for one of the library's strategy objects.
 
         Raises:
             ConfigError: a strategy without a counterpart here.

@@ -1,11 +1,15 @@
 """Sharded data parallelism (FSDP2): every rank keeps a part of each parameter, its gradient and its optimizer state.
 
 The repeated blocks of a model, such as the layers of a transformer, are units of their own: their parameters are gathered
-just before use and freed just after. The other parameters belong to the root. Units go to the device one by one, each just
-before it is sharded, and units on the meta device are made there: a device never holds the whole model. Units that the user
-has sharded stay as they are. The backward pass of every batch averages
-and shards the gradients, also inside an accumulation window. Whole gradients until the end of the window would take the
-memory that sharding saves. And so a checkpoint only needs what a rank keeps.
+just before use and freed just after. `FSDPStrategy` (`fsdp_options.py`) chooses others. The other parameters belong to the
+root. Units go to the device one by one, each just before it is sharded, and units on the meta device are made there: a
+device never holds the whole model. Units that the user has sharded stay as they are.
+
+The backward pass of every batch averages and shards the gradients, also inside an accumulation window. Whole gradients
+until the end of the window would take the memory that sharding saves. And so a checkpoint only needs what a rank keeps.
+
+In a mixed precision, weights are gathered in its 16-bit type: half of what float32 sends. Each rank keeps its part, and
+averages gradients, in float32.
 
 Gathering makes the forward pass collective. So every rank must run the same number of batches, in evaluation too
 (`lockstep`).
@@ -26,10 +30,12 @@ from footplate.core.hooks import overrides
 from footplate.core.time_split import TimeSplit
 from footplate.distributed.base import Strategy
 from footplate.distributed.buckets import mean_over_ranks, send_from_first
+from footplate.distributed.fsdp_options import FSDPStrategy, layers_of
 from footplate.distributed.meta_device import innermost_first, materialize, spanning_reset
+from footplate.distributed.world import World
 
 if TYPE_CHECKING:
-    from footplate.distributed.fsdp_collectives import Collectives
+    from footplate.distributed.fsdp_internals import Collectives
 
 # A module stays sharded after a call of a trainer, and is trained again with the same collectives.
 _COLLECTIVES: WeakKeyDictionary[nn.Module, Collectives] = WeakKeyDictionary()
@@ -40,7 +46,12 @@ STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 class FSDP(Strategy):
-    """Sharded data parallelism; see the module's docstring."""
+    """Sharded data parallelism; see the module's docstring.
+
+    Args:
+        options: which layers are units, and when their weights are gathered.
+        autocast: the type of the computation in a mixed precision.
+    """
 
     name = "fsdp"
     is_distributed = True
@@ -49,7 +60,9 @@ class FSDP(Strategy):
     sharded = True
     lockstep = True
 
-    def __init__(self) -> None:
+    def __init__(self, options: FSDPStrategy, autocast: torch.dtype | None = None) -> None:
+        self._options = options
+        self._autocast = autocast
         self._buffers: list[Tensor] = []
         self._module: nn.Module | None = None
         self._device = torch.device("cpu")
@@ -75,14 +88,15 @@ class FSDP(Strategy):
     def _shard(self, module: nn.Module) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        units, kind = list(repeated_blocks(module)), type(module)
+        units, kind, settings = self._units(module), type(module), self._settings()
         if spanning_reset(module, units):
             materialize(innermost_first(module), self._device)
-        collectives = _measurable_collectives()
+        internals = _internals()
+        collectives = None if internals is None else internals.Collectives()
         sharded: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, FSDPModule)]
         for unit in (*units, module):
             self._place_unit(unit, sharded)
-            fully_shard(unit)
+            fully_shard(unit, **settings)
             sharded.append(unit)
             if collectives is not None:
                 collectives.attach(unit)
@@ -92,6 +106,37 @@ class FSDP(Strategy):
         # FSDP2 gives the module a class of its own: let it have the user's name.
         own = type(module)
         own.__name__, own.__qualname__, own.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+
+    def _units(self, module: nn.Module) -> list[nn.Module]:
+        """The layers to shard one by one, innermost first. Layers that the user has sharded are not among them."""
+        from torch.distributed.fsdp import FSDPModule
+
+        types = self._options.auto_wrap_policy
+        if types is None:
+            return list(repeated_blocks(module))
+        layers = layers_of(module, "auto_wrap_policy", types)
+        return [layer for layer in layers if layer is not module and not isinstance(layer, FSDPModule)]
+
+    def _settings(self) -> dict[str, Any]:
+        """The arguments of `fully_shard`. What isn't given keeps torch's default."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        settings: dict[str, Any] = {}
+        if self._options.sharding_strategy == "SHARD_GRAD_OP":
+            settings["reshard_after_forward"] = False
+        if self._options.sharding_strategy == "HYBRID_SHARD":
+            world = World.present()
+            shape = self._options.device_mesh or (world.size // world.local_size, world.local_size)
+            settings["mesh"] = init_device_mesh(self._device.type, shape, mesh_dim_names=("replicate", "shard"))
+        if self._options.mixed_precision is not None:
+            settings["mp_policy"] = self._options.mixed_precision
+        elif self._autocast is not None:
+            # Autocast converts the inputs of the operations that need it. The targets in a batch keep their precision.
+            settings["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=self._autocast, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+        return settings
 
     def _place_unit(self, unit: nn.Module, sharded: list[nn.Module]) -> None:
         """Move a unit to the device, without the units in it that are sharded, with the numbers of rank 0."""
@@ -189,10 +234,12 @@ def _register_steps(module: nn.Module) -> None:
     """Let the module's steps gather its parameters, as its forward pass does."""
     from torch.distributed.fsdp import register_fsdp_forward_method
 
-    kind = type(module)
+    kind, internals = type(module), _internals()
     for name in STEPS:
         if overrides(module, name):
             signature = inspect.signature(getattr(kind, name))
+            if internals is not None:
+                setattr(module, name, internals.frees_weights(module, getattr(module, name)))
             register_fsdp_forward_method(module, name)
             # Otherwise `inspect` takes it for the signature of a bound method.
             getattr(module, name).__func__.__signature__ = signature
@@ -216,10 +263,10 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from repeated_blocks(child)
 
 
-def _measurable_collectives() -> Collectives | None:
-    """Collectives whose time can be measured; None if this version of torch has other names for its own."""
+def _internals() -> Any:
+    """The module of FSDP2's private names; None if this version of torch has others."""
     try:
-        from footplate.distributed.fsdp_collectives import Collectives
+        from footplate.distributed import fsdp_internals
     except ImportError:
         return None
-    return Collectives()
+    return fsdp_internals

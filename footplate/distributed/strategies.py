@@ -1,4 +1,4 @@
-"""The strategies, by Lightning's names."""
+"""The strategies, by Lightning's names, or with options (`FSDPStrategy`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from footplate.core.errors import ConfigError, did_you_mean
 from footplate.distributed.base import Strategy
+from footplate.distributed.fsdp_options import FSDPStrategy
 
 NAMES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp", "replicas")
 
@@ -20,6 +21,16 @@ _INSTEAD = {
     "dp": '"ddp" is faster; "replicas" is for a process that can\'t start others',
     "deepspeed": '"fsdp" shards parameters, gradients and optimizer states as its stage 3 does',
 }
+
+
+def name_of(strategy: str | FSDPStrategy) -> str:
+    """The name of a strategy."""
+    return strategy if isinstance(strategy, str) else "fsdp"
+
+
+def options_of(strategy: str | FSDPStrategy) -> FSDPStrategy:
+    """The options of a strategy; the defaults if it was given by name."""
+    return FSDPStrategy() if isinstance(strategy, str) else strategy
 
 
 def check_strategy(strategy: str) -> str:
@@ -35,18 +46,36 @@ def check_strategy(strategy: str) -> str:
     raise ConfigError(f'strategy="{strategy}" is not supported: {hint}')
 
 
-def make_strategy(name: str, ranks: int, devices: Sequence[torch.device] = ()) -> Strategy:
-    """Make the strategy of a name for this number of ranks. A single rank shares nothing, unless it has several devices."""
+def make_strategy(
+    strategy: str | FSDPStrategy,
+    ranks: int,
+    devices: Sequence[torch.device] = (),
+    autocast: torch.dtype | None = None,
+) -> Strategy:
+    """Make a strategy for this number of ranks. A single rank shares nothing, unless it has several devices.
+
+    Args:
+        strategy: its name, or its options.
+        ranks: the number of processes that train together.
+        devices: of this process.
+        autocast: the type of the computation in a mixed precision.
+
+    Raises:
+        ConfigError: the options don't fit this number of ranks.
+    """
+    name = name_of(strategy)
     if name == "replicas" and len(devices) > 1:
         from footplate.distributed.replicas import Replicas
 
         return Replicas(devices)
+    if name == "fsdp":
+        options_of(strategy).check_ranks(ranks)
     if ranks == 1:
         return Strategy()
     if name == "fsdp":
         from footplate.distributed.fsdp import FSDP
 
-        return FSDP()
+        return FSDP(options_of(strategy), autocast)
     from footplate.distributed.ddp import DDP
 
     return DDP(find_unused_parameters=name == "ddp_find_unused_parameters_true")

@@ -24,6 +24,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overl
 from footplate.callbacks.base import Callback
 from footplate.callbacks.timer import Duration
 from footplate.core.errors import ConfigError
+from footplate.distributed.fsdp_options import FSDPStrategy
 from footplate.hardware.base import Accelerator, Devices
 from footplate.tracking.base import Logger
 from footplate.training import argument_checks, env_arguments
@@ -63,8 +64,8 @@ class TrainerConfig:
             connected to (Ray, Spark), which chooses the machines. In processes that are started already, it must match
             their number.
         strategy: how several processes train one model. "auto" or "ddp": each holds the whole model. "fsdp": each holds a
-            part. "ddp_find_unused_parameters_true": as "ddp", for models whose steps use only some parameters.
-            "replicas": one process, with a thread for each device.
+            part; an `FSDPStrategy` has its options. "ddp_find_unused_parameters_true": as "ddp", for models whose steps use
+            only some parameters. "replicas": one process, with a thread for each device.
         logical_ranks: cut each global batch into this number of shares, whatever the number of processes, so that training
             gives the same bits on any number up to it. See docs/guide/logical-ranks.md. Default: a share for each process.
         precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true" or "64-true", if the accelerator
@@ -135,7 +136,7 @@ class TrainerConfig:
     accelerator: str | Accelerator = argument("auto")
     devices: Devices = argument("auto")
     num_nodes: int = argument(1, count(at_least=1))
-    strategy: str = argument("auto")
+    strategy: str | FSDPStrategy = argument("auto")
     logical_ranks: int | None = argument(None, count(at_least=1, or_none=True), same_on_all_ranks=True)
     precision: str | int | None = argument(None)
     logger: Logger | Iterable[Logger] | bool | None = argument(None)

@@ -9,6 +9,7 @@ from torch import nn
 
 from footplate.callbacks.stochastic_weight_avg import StochasticWeightAveraging
 from footplate.core.errors import ConfigError
+from footplate.distributed.strategies import name_of
 from footplate.distributed.world import World
 from footplate.hardware.base import Accelerator
 
@@ -46,7 +47,7 @@ def check_arguments(
         raise _refused(total, f'accelerator="{accelerator.name}"', "it makes no backward passes that can be kept apart",
                        'Use accelerator="cpu" or "cuda"')  # fmt: skip
     if config.strategy not in STRATEGIES:
-        raise _refused(total, f'strategy="{config.strategy}"', "each process must hold the whole model",
+        raise _refused(total, f'strategy="{name_of(config.strategy)}"', "each process must hold the whole model",
                        'Use strategy="ddp"')  # fmt: skip
     if config.sync_batchnorm:
         raise _refused(total, "sync_batchnorm=True", "logical ranks of one process run one after another",

@@ -21,7 +21,7 @@ from footplate.checkpoint.storage import Place
 from footplate.core.adapters import adapters_in_use
 from footplate.core.errors import ConfigError
 from footplate.distributed.group import ALONE, Group, join
-from footplate.distributed.strategies import Strategy, check_strategy, make_logical, make_strategy
+from footplate.distributed.strategies import Strategy, check_strategy, make_logical, make_strategy, name_of
 from footplate.distributed.world import World
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
@@ -112,16 +112,16 @@ def place(config: TrainerConfig) -> Placement:
     refused = {
         "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
     }  # fmt: skip
-    check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
+    check_replicas(check_strategy(name_of(config.strategy)), world.size, nodes, refused)
 
     # The number of ranks in torch's process group.
     ranks = 1 if single_controller else world.size
     every_device = [accelerator.torch_device(index) for index in device_ids]
     if config.logical_ranks is None:
-        parallel = make_strategy(config.strategy, ranks, every_device)
+        parallel = make_strategy(config.strategy, ranks, every_device, chosen.autocast)
     else:
         check_arguments(config, accelerator, device, world, nodes * len(device_ids))
-        parallel = make_logical(config.strategy, config.logical_ranks, world.rank, ranks)
+        parallel = make_logical(name_of(config.strategy), config.logical_ranks, world.rank, ranks)
     sync_batchnorm = check_sync_batchnorm(config.sync_batchnorm, device, ranks)
 
     placement = Placement(accelerator, chosen, world, nodes, device_ids, device, parallel, sync_batchnorm)

@@ -19,6 +19,7 @@ from footplate.callbacks.base import is_kind
 from footplate.core.adapters import adapter_of, adapters_in_use, adapters_of, all_adapters, packages
 from footplate.core.errors import ConfigError, DataError, did_you_mean
 from footplate.core.hooks import overrides
+from footplate.distributed.fsdp_options import FSDPStrategy
 from footplate.tracking.base import Logger
 from footplate.training.argument_checks import as_list
 from footplate.training.config import NAMES, TrainerConfig
@@ -56,22 +57,22 @@ def refuse_arguments(unknown: dict[str, Any]) -> None:
             raise ConfigError(f"Trainer({name}={value!r}) is {adapter.name}'s and not supported here: {hint}.")
 
 
-def strategy_name(strategy: Any) -> str:
-    """The name of a strategy that was given by name, or as another library's object.
+def our_strategy(strategy: Any) -> str | FSDPStrategy:
+    """Our name or options for a strategy, which may be another library's object.
 
     Raises:
         ConfigError: an object that stands for no strategy here.
     """
-    if isinstance(strategy, str):
+    if isinstance(strategy, (str, FSDPStrategy)):
         return strategy
     adapter = adapter_of(strategy)
     if adapter is None:
         raise ConfigError(
             f'strategy={strategy!r} is of type {type(strategy).__name__}: expected a name ("auto", "ddp", '
-            '"ddp_find_unused_parameters_true", "fsdp", "replicas"), or a strategy object of '
+            '"ddp_find_unused_parameters_true", "fsdp", "replicas"), an FSDPStrategy, or a strategy object of '
             f"{' or '.join(packages())}."
         )
-    return adapter.strategy_name(strategy)
+    return adapter.our_strategy(strategy)
 
 
 # Loggers

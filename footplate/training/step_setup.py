@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from footplate.distributed.activation_checkpointing import checkpoint_activations
+from footplate.distributed.fsdp_options import layers_of
+from footplate.distributed.strategies import name_of, options_of
 from footplate.hardware.transfer import to_device
 from footplate.step.base import StepSpec
 from footplate.step.optimizers import StepOptimizer
@@ -30,6 +33,9 @@ def prepare_module(run: Run) -> None:
     run.precision.convert_module(run.module)
     if run.placement.sync_batchnorm:
         torch.nn.SyncBatchNorm.convert_sync_batchnorm(run.module)
+    recomputed = options_of(run.config.strategy).activation_checkpointing_policy
+    if recomputed is not None:
+        checkpoint_activations(layers_of(run.module, "activation_checkpointing_policy", recomputed))
     run.parallel.place(run.module, run.device)
     run.parallel.prepare(run.module)
 
@@ -71,7 +77,7 @@ def build_step(run: Run) -> None:
         device_ids=run.placement.device_ids,
         iterations_per_loop=_steps_per_call(run),
         sync_batchnorm=config.sync_batchnorm and single_controller,
-        sharded=config.strategy == "fsdp" and single_controller,
+        sharded=name_of(config.strategy) == "fsdp" and single_controller,
         record=functools.partial(_record, run),
         rates_ahead=functools.partial(rates_ahead, run),
         times=run.monitor.times,

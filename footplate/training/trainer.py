@@ -23,7 +23,7 @@ from footplate.training.argument_checks import set_deterministic
 from footplate.training.calls import evaluate, fit, predict
 from footplate.training.config import TrainerConfig, configured
 from footplate.training.placement import place
-from footplate.training.prepare import choose_callbacks, choose_loggers, record_with, refuse_arguments, strategy_name
+from footplate.training.prepare import choose_callbacks, choose_loggers, our_strategy, record_with, refuse_arguments
 from footplate.training.profiling import make_profiler
 from footplate.training.reports import Reports
 from footplate.training.run import Run
@@ -48,7 +48,7 @@ class Trainer(TrainerAttributes, TrainerServices):
 
     @configured(TrainerConfig, refuse_arguments)
     def __init__(self, config: TrainerConfig) -> None:
-        config = replace(config, strategy=strategy_name(config.strategy))
+        config = replace(config, strategy=our_strategy(config.strategy))
         placement = place(config)
         directory = config.default_root_dir or job.directory()
         run_dir = Path(directory or Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")).expanduser()

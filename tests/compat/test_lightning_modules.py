@@ -338,10 +338,19 @@ def test_lightnings_strategy_objects_stand_for_names(trainer: Any) -> None:
     given = [DDPStrategy(), DDPStrategy(find_unused_parameters=True), SingleDeviceStrategy(torch.device("cpu"))]
     names = [trainer(strategy=strategy).config.strategy for strategy in given]
     assert names == ["ddp", "ddp_find_unused_parameters_true", "auto"]
+    mesh = FSDPStrategy(
+        auto_wrap_policy={nn.Linear}, activation_checkpointing_policy={nn.ReLU}, sharding_strategy="HYBRID_SHARD",
+        device_mesh=(1, 1),
+    )  # fmt: skip
+    assert trainer(strategy=FSDPStrategy()).config.strategy == fp.FSDPStrategy()
+    assert trainer(strategy=mesh).config.strategy == fp.FSDPStrategy({nn.Linear}, {nn.ReLU}, "HYBRID_SHARD", (1, 1))
+
     compressed = DDPStrategy(ddp_comm_hook=print)
+    offloaded, one_by_one = FSDPStrategy(cpu_offload=True), FSDPStrategy(auto_wrap_policy=lambda *args: True)
     for refused, said in (
-        (DDPStrategy(static_graph=True), "static_graph"), (compressed, "ddp_comm_hook"), (FSDPStrategy(), '"fsdp"'),
-        (3, "int"),
+        (DDPStrategy(static_graph=True), "static_graph"), (compressed, "ddp_comm_hook"), (3, "int"),
+        (offloaded, "cpu_offload"), (one_by_one, "auto_wrap_policy"), (FSDPStrategy(limit_all_gathers=False), "limit_all"),
+        (FSDPStrategy(sharding_strategy="NO_SHARD"), 'strategy="ddp"'),
     ):  # fmt: skip
         with pytest.raises(fp.ConfigError, match=said):
             trainer(strategy=refused)

@@ -25,11 +25,13 @@ from footplate.checkpoint import load_datamodule, load_module
 from footplate.compat.lightning._class_between import is_lightning
 from footplate.compat.lightning.callbacks import PredictionCollector, translate_callbacks
 from footplate.compat.lightning.loggers import translate_logger
+from footplate.compat.lightning.strategies import our_strategy
 from footplate.compat.lightning.tuner import is_finder, run_finders
 from footplate.core.adapters import Adapter
 from footplate.core.device_scalar import DeviceScalar
 from footplate.core.errors import ConfigError, MissingExtra
 from footplate.core.hooks import overrides, step_arguments
+from footplate.distributed.fsdp_options import FSDPStrategy
 from footplate.training.prepare import bind_to_trainer
 
 if TYPE_CHECKING:
@@ -149,13 +151,8 @@ class LightningAdapter(Adapter):
     def translate_logger(self, logger: Any) -> Any:
         return translate_logger(logger)
 
-    def strategy_name(self, strategy: Any) -> str:
-        """Return our name for a `DDPStrategy` or `SingleDeviceStrategy`.
-
-        Raises:
-            ConfigError: another strategy, or options that change more than `find_unused_parameters`.
-        """
-        return _strategy_name(strategy)
+    def our_strategy(self, strategy: Any) -> str | FSDPStrategy:
+        return our_strategy(strategy)
 
     def make_profiler(self, name: str) -> Any:
         """Make Lightning's profiler of a name.
@@ -282,26 +279,6 @@ def _log_dir(trainer: Trainer) -> Any:
 def _prediction_collector(trainer: Trainer) -> PredictionCollector | None:
     """The attributes of Lightning's prediction loop that a `BasePredictionWriter` reads; None without a writer."""
     return next((callback for callback in trainer.callbacks if isinstance(callback, PredictionCollector)), None)
-
-
-# Strategies
-
-
-def _strategy_name(strategy: Any) -> str:
-    kind, options = type(strategy).__name__, dict(getattr(strategy, "_ddp_kwargs", {}))
-    unused = options.pop("find_unused_parameters", False)
-    more = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period", "process_group_backend")
-    options |= {name: True for name in more if getattr(strategy, f"_{name}", None) is not None}
-    if kind not in ("DDPStrategy", "SingleDeviceStrategy") or options:
-        shown = f" with {', '.join(options)}" if options else ""
-        raise ConfigError(
-            f'strategy={kind}(…){shown}: expected a name ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp", '
-            '"replicas"), or a DDPStrategy or SingleDeviceStrategy of Lightning without other options than '
-            "find_unused_parameters."
-        )
-    if kind == "SingleDeviceStrategy":
-        return "auto"
-    return "ddp_find_unused_parameters_true" if unused else "ddp"
 
 
 ADAPTER = LightningAdapter()

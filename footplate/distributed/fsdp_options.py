@@ -1,0 +1,135 @@
+"""`FSDPStrategy`: the options of `strategy="fsdp"`, under Lightning's names.
+
+    Trainer(devices=8, strategy=FSDPStrategy(auto_wrap_policy={Block}, activation_checkpointing_policy={Block}))
+
+`strategy="fsdp"` has the defaults. The options of one `Trainer` are the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from footplate.core.errors import ConfigError, did_you_mean
+
+Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"]
+SHARDINGS: tuple[Sharding, ...] = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
+LayerTypes = Collection[type[nn.Module] | str] | None
+
+
+@dataclass(frozen=True)
+class FSDPStrategy:
+    """Sharded data parallelism (FSDP2), with options.
+
+    Args:
+        auto_wrap_policy: types of the layers that are units: the weights of a unit are gathered just before use. A type
+            may be given by its class name. Default: the repeated layers, such as the blocks of a transformer.
+        activation_checkpointing_policy: types of the layers that keep no activations for the backward pass, which computes
+            them again. Default: all layers keep theirs.
+        sharding_strategy: "FULL_SHARD" frees the weights of a unit after its forward pass, and gathers them again for its
+            backward pass. "SHARD_GRAD_OP" keeps them in between: less communication, more memory. "HYBRID_SHARD" shards
+            over the ranks of a group, and averages gradients over the groups.
+        device_mesh: for "HYBRID_SHARD": the number of groups and the ranks of each. Default: a group for each machine.
+        mixed_precision: a `torch.distributed.fsdp.MixedPrecisionPolicy`. Default, with a mixed `precision`: weights are
+            gathered in its 16-bit type, and gradients are averaged in float32.
+
+    Raises:
+        ConfigError: an option that can't be used.
+    """
+
+    auto_wrap_policy: LayerTypes = None
+    activation_checkpointing_policy: LayerTypes = None
+    sharding_strategy: Sharding = "FULL_SHARD"
+    device_mesh: tuple[int, int] | None = None
+    mixed_precision: Any = None
+
+    def __post_init__(self) -> None:
+        for option in ("auto_wrap_policy", "activation_checkpointing_policy"):
+            _check_types(option, getattr(self, option))
+        if self.sharding_strategy not in SHARDINGS:
+            hint = did_you_mean(str(self.sharding_strategy), SHARDINGS)
+            raise ConfigError(f"FSDPStrategy(sharding_strategy={self.sharding_strategy!r}) is unknown. {hint}")
+        if self.device_mesh is not None:
+            _check_mesh(self.device_mesh, self.sharding_strategy)
+        if self.mixed_precision is not None:
+            _check_policy(self.mixed_precision)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Check that the groups of "HYBRID_SHARD" hold all ranks.
+
+        Raises:
+            ConfigError: they don't.
+        """
+        if self.device_mesh is not None and self.device_mesh[0] * self.device_mesh[1] != ranks:
+            groups, size = self.device_mesh
+            raise ConfigError(
+                f"FSDPStrategy(device_mesh=({groups}, {size})): {groups} groups of {size} ranks make {groups * size}, and "
+                f"the run has {ranks}."
+            )
+
+
+def layers_of(module: nn.Module, option: str, types: LayerTypes) -> list[nn.Module]:
+    """The layers of a module that have one of some types, innermost first.
+
+    Args:
+        module: the module.
+        option: the option's name, for the error.
+        types: the types, or their class names.
+
+    Raises:
+        ConfigError: a type that no layer has.
+    """
+    wanted = {kind if isinstance(kind, str) else kind.__qualname__: kind for kind in types or ()}
+    missing, layers = set(wanted), []
+    for layer in module.modules():
+        names = {name for name, kind in wanted.items() if _has_type(layer, kind)}
+        if names:
+            layers.append(layer)
+            missing -= names
+    if missing:
+        there = sorted({type(layer).__name__ for layer in module.modules() if layer is not module})
+        raise ConfigError(
+            f"FSDPStrategy({option}=…): {type(module).__name__} has no layer of type {', '.join(sorted(missing))}. It has "
+            f"{', '.join(there) or 'no layers'}."
+        )
+    # `modules` yields a layer before its parts.
+    return layers[::-1]
+
+
+def _has_type(layer: nn.Module, kind: type[nn.Module] | str) -> bool:
+    return type(layer).__name__ == kind if isinstance(kind, str) else isinstance(layer, kind)
+
+
+def _check_types(option: str, types: Any) -> None:
+    fits = types is None or (
+        isinstance(types, Collection)
+        and not isinstance(types, str)
+        and all(isinstance(kind, str) or (isinstance(kind, type) and issubclass(kind, nn.Module)) for kind in types)
+    )
+    if not fits:
+        raise ConfigError(
+            f"FSDPStrategy({option}={types!r}): expected a set of layer types, such as {{nn.TransformerEncoderLayer}}, or "
+            'of their names, such as {"TransformerEncoderLayer"}.'
+        )
+
+
+def _check_mesh(mesh: Any, sharding: str) -> None:
+    sizes = tuple(mesh) if isinstance(mesh, (tuple, list)) else ()
+    if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        raise ConfigError(f"FSDPStrategy(device_mesh={mesh!r}): expected two counts, (groups, ranks of a group).")
+    if sharding != "HYBRID_SHARD":
+        raise ConfigError(f'FSDPStrategy(device_mesh={mesh!r}) needs sharding_strategy="HYBRID_SHARD".')
+
+
+def _check_policy(policy: Any) -> None:
+    # Import it here: it imports much of torch, and few programs give a policy.
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if not isinstance(policy, MixedPrecisionPolicy):
+        raise ConfigError(
+            f"FSDPStrategy(mixed_precision={policy!r}): expected a torch.distributed.fsdp.MixedPrecisionPolicy. For "
+            'bfloat16 with autocast, leave it out and use precision="bf16-mixed".'
+        )
