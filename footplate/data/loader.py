@@ -94,15 +94,7 @@ class Loader:
         pin_memory: bool | None = None,
         cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
-        _check_count("batch_size", batch_size)
-        _check_count("seed", seed, least=0)
-        if on_error not in ("raise", "skip"):
-            raise ConfigError(f'on_error={on_error!r}: expected "raise" or "skip".')
-        if transform is not None:
-            takes_rng(transform)
-        if table.num_rows == 0:
-            filtered = ", or its filter leaves none." if len(table.files) else "."
-            raise DataError(f"{table.uri}: the table has no rows{filtered} Give a table with rows, or another filter.")
+        _check(table, batch_size, seed, transform, on_error)
         self.table = table
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -348,6 +340,19 @@ class Loader:
         decoded = sum(math.prod(shape) for shape in self._spec.shapes.values())
         fitting = _PENDING_BYTES / (rows_of_rank * (1 + encoded + decoded))
         return int(min(64, max(3, min(fitting, 1 + threads * _PENDING_ROWS // rows_of_rank))))
+
+
+def _check(table: Table, batch_size: int, seed: int, transform: Transform | None, on_error: str) -> None:
+    """Refuse invalid arguments of a loader, and a table without rows."""
+    _check_count("batch_size", batch_size)
+    _check_count("seed", seed, least=0)
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f'on_error={on_error!r}: expected "raise" or "skip".')
+    if transform is not None:
+        takes_rng(transform)
+    if table.num_rows == 0:
+        filtered = ", or its filter leaves none." if len(table.files) else "."
+        raise DataError(f"{table.uri}: the table has no rows{filtered} Give a table with rows, or another filter.")
 
 
 def _check_count(name: str, value: Any, least: int = 1) -> int:

@@ -13,9 +13,10 @@ What `StepSpec.times` counts as communication counts for no phase: the clock sta
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,6 +32,20 @@ PHASES = {
     "end_window": "optimizer",
     "make_manual_step": "optimizer",
 }
+
+
+@contextlib.contextmanager
+def replaced(step: Step, **attributes: Any) -> Iterator[None]:
+    """Replace methods or other attributes of a step, on the object, for a `with` block. Then put back what was there."""
+    own = vars(step)
+    before = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del own[name]
+        own.update(before)
 
 
 class PhaseTimes:
@@ -50,17 +65,15 @@ class PhaseTimes:
         self._step = step
         self._training = step.spec.times
         self._times = TimeSplit("step", self._clock)
-        self._replaced: dict[str, Any] = {}
+        self._replaced = contextlib.ExitStack()
         self._on_gpu = step.spec.device.type == "cuda"
         self._waited_s = 0.0
 
     def __enter__(self) -> PhaseTimes:
-        step: Any = self._step
+        step = self._step
         if hasattr(step, "show_phases"):
-            self._replaced = {name: step.__dict__.get(name) for name in ("bare", *PHASES)}
-            step.bare = False
-            for name, phase in PHASES.items():
-                setattr(step, name, functools.partial(self._timed, getattr(step, name), phase))
+            timed = {name: functools.partial(self._timed, getattr(step, name), phase) for name, phase in PHASES.items()}
+            self._replaced.enter_context(replaced(step, bare=False, **timed))
             if self._on_gpu:
                 self._wait()
                 self.launching_s = 0.0
@@ -68,13 +81,9 @@ class PhaseTimes:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._replaced:
+        if hasattr(self._step, "show_phases"):
             self.seconds = self._times.total()
-        for name, before in self._replaced.items():
-            if before is None:
-                delattr(self._step, name)
-            else:
-                setattr(self._step, name, before)
+        self._replaced.close()
 
     def _clock(self) -> float:
         return time.perf_counter() - self._training.spent("communication")

@@ -17,12 +17,13 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from footplate.core import rng
-from footplate.core.hooks import overrides
+from footplate.core.hooks import Hook, overrides
 from footplate.core.stacks import answering
 from footplate.data.adapters.evaluation import tell_samplers
 from footplate.data.adapters.logical_loader import LogicalBatch, LogicalLoader
@@ -33,7 +34,7 @@ from footplate.training.loaders import LOADERS
 from footplate.training.logical import EVALUATION
 from footplate.training.metrics import MetricLog, Values
 from footplate.training.prefetching import batches_of, read_ahead
-from footplate.training.profiling import profiled_batches, recorder
+from footplate.training.profiling import Profile, profiled_batches, recorder
 from footplate.training.rank_checks import check_order
 from footplate.training.saving import end_on_signal
 
@@ -41,6 +42,31 @@ if TYPE_CHECKING:
     from footplate.training.run import Run
 
 HOOKS = {"validate": "validation", "test": "test", "predict": "predict"}
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What is the same for all loaders of a pass.
+
+    Attributes:
+        run: its step and hooks are ready.
+        stage: "validate", "test" or "predict".
+        several: there are several loaders, so hooks and the step function get the index of theirs.
+        batch_start: the overridden hooks at the beginning of a batch.
+        batch_end: the overridden hooks at its end.
+        profile: records the wait for each batch. None without a profiler that records actions.
+        buffers: the buffers of each logical rank of this process. None without logical ranks.
+        sink: see `evaluate`.
+    """
+
+    run: Run
+    stage: str
+    several: bool
+    batch_start: tuple[Hook, ...]
+    batch_end: tuple[Hook, ...]
+    profile: Profile | None
+    buffers: OwnBuffers | None
+    sink: Any
 
 
 def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink: Any = None) -> Values:
@@ -57,92 +83,115 @@ def evaluate(run: Run, stage: str, loaders: list[Any], limits: list[float], sink
         The reduced metrics.
     """
     name = HOOKS[stage]
-    module, hooks, step = run.module, run.hooks, run.step
+    module, hooks = run.module, run.hooks
     log = run.new_metrics(by_step=False)
     profile = recorder(run.profiler)
-    agreement, lockstep = run.agreement, run.parallel.lockstep
     batch_start, batch_end = hooks.get(f"on_{name}_batch_start"), hooks.get(f"on_{name}_batch_end")
 
     # A training step may use tensors that validation inside fit() has made, and autograd refuses inference tensors.
-    inference_mode = run.config.inference_mode and run.stage != "fit" and not lockstep
+    inference_mode = run.config.inference_mode and run.stage != "fit" and not run.parallel.lockstep
 
     with run.logging_to(log), evaluation_mode(module, name), gradients_off(inference_mode):
         run.parallel.sync_buffers(module)
         hooks.call(f"on_{name}_start")
         hooks.call(f"on_{name}_epoch_start")
-        step.gather(name)
+        run.step.gather(name)
         buffers = None if run.logical is None else OwnBuffers(module, len(run.logical.own))
 
+        evaluation = _Pass(run, stage, len(loaders) > 1, batch_start, batch_end, profile, buffers, sink)
         for index, (loader, limit) in enumerate(zip(loaders, limits, strict=True)):
-            several = index if len(loaders) > 1 else None
-            positions = (index,) if several is not None else ()
-            log.dataloader_idx = several
-            ahead = read_ahead(run, loader, name)
-            transfer = run.transfer(moved=ahead is not None)
-            tell_samplers(loader, run.progress.epoch)
-            check_order(run, loader)
-
-            batches = batches_of(loader, ahead, limit)
-            weight, alike = _weight(run, loader), lockstep or even(loader)
-
-            # In lockstep, the ranks end together, when the first of them has no batch left.
-            if lockstep and not even(loader):
-                batches = together(batches, run.group, stage)
-            if profile is not None:
-                batches = profiled_batches(batches, profile, f"[_EvaluationLoop].{LOADERS[stage]}_next")
-
-            # A signal may have come while the loader was prepared.
-            agreement.begin()
-            if agreement.interrupted:
-                end_on_signal(run)
-
-            taken = batches if limit == float("inf") else itertools.islice(batches, int(limit))
-            for batch_idx, batch in enumerate(taken):
-                for share in _shares(run, batch, batch_idx, index, buffers):
-                    if transfer is not None:
-                        share = transfer(share, index)
-                    if weight is not None and weight(batch_idx) == 0.0:
-                        if lockstep:
-                            with counting_nothing(module, log):
-                                step.evaluate(name, share, batch_idx, several)
-                        continue
-                    log.batch = share
-                    for hook in batch_start:
-                        hook(share, batch_idx, *positions)
-                    output = step.evaluate(name, share, batch_idx, several)
-                    for hook in batch_end:
-                        hook(output, share, batch_idx, *positions)
-                    if sink is not None:
-                        sink(output, batch_idx, index)
-
-                # Restarts count steps of training alone as progress, but a long evaluation is no stall.
-                answering.progressed()
-
-                # Ranks with equal numbers of batches agree on a signal. A single process ends at once.
-                if alike and run.group.is_distributed:
-                    agreement.step()
-                if agreement.interrupted and (alike or not run.group.is_distributed):
-                    end_on_signal(run)
-            close(batches)
+            _evaluate_loader(evaluation, index, loader, limit)
 
         if buffers is not None:
             # Those of logical rank 0 stay.
             buffers.enter(0)
             run.parallel.sync_buffers(module)
-        agreement.settle()
-        if agreement.interrupted:
+        run.agreement.settle()
+        if run.agreement.interrupted:
             end_on_signal(run)
+        return _end_epoch(run, name, log)
 
-        # Hooks see the values of the epoch, and may log further values.
-        log.batch = log.dataloader_idx = None
-        values = log.epoch_values()
-        run.reports.callback.update(values.callback)
-        hooks.call(f"on_{name}_epoch_end")
-        values.update(log.epoch_values())
-        run.reports.callback.update(values.callback)
-        for hook in hooks.get(f"on_{name}_end"):
-            hook()
-        log.reset_metrics()
+
+def _evaluate_loader(evaluation: _Pass, index: int, loader: Any, limit: float) -> None:
+    """Evaluate the batches of the loader with this index, at most `limit` of them."""
+    run, sink, buffers = evaluation.run, evaluation.sink, evaluation.buffers
+    name, module, step, log = HOOKS[evaluation.stage], run.module, run.step, run.metrics
+    batch_start, batch_end = evaluation.batch_start, evaluation.batch_end
+    agreement, lockstep = run.agreement, run.parallel.lockstep
+    dataloader_idx = log.dataloader_idx = index if evaluation.several else None
+    positions = () if dataloader_idx is None else (dataloader_idx,)
+    batches, transfer = _open_loader(evaluation, loader, limit)
+    weight, alike = _weight(run, loader), lockstep or even(loader)
+
+    # A signal may have come while the loader was prepared.
+    agreement.begin()
+    if agreement.interrupted:
+        end_on_signal(run)
+
+    taken = batches if limit == float("inf") else itertools.islice(batches, int(limit))
+    for batch_idx, batch in enumerate(taken):
+        for share in _shares(run, batch, batch_idx, index, buffers):
+            if transfer is not None:
+                share = transfer(share, index)
+            if weight is not None and weight(batch_idx) == 0.0:
+                if lockstep:
+                    with counting_nothing(module, log):
+                        step.evaluate(name, share, batch_idx, dataloader_idx)
+                continue
+            log.batch = share
+            for hook in batch_start:
+                hook(share, batch_idx, *positions)
+            output = step.evaluate(name, share, batch_idx, dataloader_idx)
+            for hook in batch_end:
+                hook(output, share, batch_idx, *positions)
+            if sink is not None:
+                sink(output, batch_idx, index)
+
+        # Restarts count steps of training alone as progress, but a long evaluation is no stall.
+        answering.progressed()
+
+        # Ranks with equal numbers of batches agree on a signal. A single process ends at once.
+        if alike and run.group.is_distributed:
+            agreement.step()
+        if agreement.interrupted and (alike or not run.group.is_distributed):
+            end_on_signal(run)
+    close(batches)
+
+
+def _open_loader(
+    evaluation: _Pass, loader: Any, limit: float
+) -> tuple[Iterator[Any], Callable[[Any, int], Any] | None]:
+    """Begin to read a loader.
+
+    Returns:
+        Its batches, and the function that brings each to the device, or None.
+    """
+    run, stage = evaluation.run, evaluation.stage
+    ahead = read_ahead(run, loader, HOOKS[stage])
+    transfer = run.transfer(moved=ahead is not None)
+    tell_samplers(loader, run.progress.epoch)
+    check_order(run, loader)
+    batches = batches_of(loader, ahead, limit)
+
+    # In lockstep, the ranks end together, when the first of them has no batch left.
+    if run.parallel.lockstep and not even(loader):
+        batches = together(batches, run.group, stage)
+    if evaluation.profile is not None:
+        batches = profiled_batches(batches, evaluation.profile, f"[_EvaluationLoop].{LOADERS[stage]}_next")
+    return batches, transfer
+
+
+def _end_epoch(run: Run, name: str, log: MetricLog) -> Values:
+    """Reduce the metrics of a pass, and call the hooks that end it. They see the values, and may log further values."""
+    log.batch = log.dataloader_idx = None
+    values = log.epoch_values()
+    run.reports.callback.update(values.callback)
+    run.hooks.call(f"on_{name}_epoch_end")
+    values.update(log.epoch_values())
+    run.reports.callback.update(values.callback)
+    for hook in run.hooks.get(f"on_{name}_end"):
+        hook()
+    log.reset_metrics()
     return values
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.checkpoint.run_state import RunState
+from footplate.checkpoint.storage import Place
 from footplate.core import rng
 from footplate.core.hooks import overrides
 from footplate.core.hparams import hparams_to_log
@@ -51,18 +52,8 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     path = find_on_all(run, ckpt_path)
     run.resumed_from = named_checkpoint(ckpt_path, path)
 
-    # Read the checkpoint. Its seed and the position of its loader come first: loaders are made with them.
-    loaded = None if path is None else read_alike(run, path, functools.partial(read_checkpoint, run))
-    position = None
-    if loaded is not None:
-        run.seed = loaded.get("seed", run.seed)
-        check_resumed(run.config.logical_ranks, loaded, str(path))
-        if run.logical is None:
-            loaded = part_of(loaded, run.world, lambda path: run.module.get_submodule(path)._reductions)
-        else:
-            loaded = run.logical.part_of(loaded)
-        position = loaded["loader"] if {"global_batch_size", "parts"} & loaded.get("loader", {}).keys() else None
-
+    # The checkpoint's seed and the position of its loader come first: loaders are made with them.
+    loaded = None if path is None else _read(run, path)
     if run.logical is not None:
         check_module(run)
         run.logical.use_threads(run, loaded)
@@ -73,7 +64,7 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     run.parallel.check(run.module)
     _begin_state(run)
     make = functools.partial(_make_loaders, run, train_dataloaders, val_dataloaders)
-    run.make_loaders = functools.partial(_first_loaders, run, make, position, resumed_epoch(loaded))
+    run.make_loaders = functools.partial(_first_loaders, run, make, _loader_position(loaded), resumed_epoch(loaded))
     hooked = asks_hooks(run, train_dataloaders, val_dataloaders)
     if not hooked:
         run.ask_for_loaders()
@@ -85,12 +76,7 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     if loaded is not None:
         loaded = run.parallel.weight_parts(loaded, run.module)
         _resume_module(run, loaded, str(path))
-    run.optimizers, run.lr_scheduler_configs = configure(run.module)
-    check_optimizers(run)
-    build_step(run)
-    assert run.state is not None
-    run.state.step, run.state.optimizers = run.step, run.optimizers
-    run.state.schedulers = [config.scheduler for config in run.lr_scheduler_configs]
+    _configure_training(run)
     for logger in run.recorders:
         logger.setup(run.run_dir, settings_to_log(run))
 
@@ -113,16 +99,17 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     run.use_loader(loop.source)
     if not resumed:
         loop.sanity_check()
-    if run.num_training_batches:
-        _train(run, loop)
-    else:
-        log.info("Nothing is trained, since limit_train_batches=0.")
+    _train(run, loop)
     for logger in run.recorders:
         logger.log_model(run.trainer)
     run.hooks.call("on_fit_end")
 
 
 def _train(run: Run, loop: TrainingLoop) -> None:
+    """Run the epochs until the loop has finished, between `on_train_start` and `on_train_end`."""
+    if not run.num_training_batches:
+        log.info("Nothing is trained, since limit_train_batches=0.")
+        return
     run.training_in_progress = True
     run.metrics.by_step = False
     run.monitor.begin(run)
@@ -159,7 +146,33 @@ def _begin_state(run: Run) -> None:
     )
 
 
+def _configure_training(run: Run) -> None:
+    """Make the optimizers, the schedulers and the step. From now on, the run state has them."""
+    run.optimizers, run.lr_scheduler_configs = configure(run.module)
+    check_optimizers(run)
+    build_step(run)
+    assert run.state is not None
+    run.state.step, run.state.optimizers = run.step, run.optimizers
+    run.state.schedulers = [config.scheduler for config in run.lr_scheduler_configs]
+
+
 # Resuming
+
+
+def _read(run: Run, path: Place) -> dict[str, Any]:
+    """Read a checkpoint on all ranks, and take its seed. Return this rank's part of it."""
+    loaded = read_alike(run, path, functools.partial(read_checkpoint, run))
+    run.seed = loaded.get("seed", run.seed)
+    check_resumed(run.config.logical_ranks, loaded, str(path))
+    if run.logical is not None:
+        return run.logical.part_of(loaded)
+    return part_of(loaded, run.world, lambda path: run.module.get_submodule(path)._reductions)
+
+
+def _loader_position(loaded: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the training loader's state in a checkpoint. None if there is none that a loader of ours can continue from."""
+    position = {} if loaded is None else loaded.get("loader", {})
+    return position if {"global_batch_size", "parts"} & position.keys() else None
 
 
 def _resume_module(run: Run, loaded: dict[str, Any], source: str) -> None:

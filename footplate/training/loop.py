@@ -18,7 +18,7 @@ import functools
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +35,7 @@ from footplate.training.evaluation import evaluate
 from footplate.training.lr_schedulers import step_schedulers
 from footplate.training.metrics import MetricLog
 from footplate.training.monitor_check import check_monitors
-from footplate.training.multi_step import chunks, next_chunk, seeded, varying
+from footplate.training.multi_step import chunks, each_transferred, next_chunk, varying
 from footplate.training.prefetching import batches_of, read_ahead
 from footplate.training.profiling import profiled_batches, recorder
 from footplate.training.rank_checks import check_order
@@ -106,27 +106,54 @@ class TrainingLoop:
     def epoch(self) -> None:
         """Train for one epoch, or for the rest of a resumed epoch."""
         self._reload()
-        run, loader, ahead = self.run, self.loader, self._ahead
-        progress, metrics, step = run.progress, run.metrics, run.step
-        total, transfer = run.num_training_batches, run.transfer(moved=ahead is not None)
-        logical = run.logical
+        run, progress = self.run, self.run.progress
+        total, transfer = run.num_training_batches, run.transfer(moved=self._ahead is not None)
         seed_step = rng.step_seeder(rng.mix(run.seed, run.world.rank), run.device)
         self._begin_epoch()
 
-        complete = False
         ended = progress.batch_idx >= total or self.stops_here()
+        batches = self._open_loader(ended, total)
+        if progress.global_step >= run.profiles.due:
+            run.profiles.at_boundary()
+        complete = self._train_chunks(batches, ended, total, transfer, seed_step)
+        close(batches)
+        self._end_epoch(complete or progress.batch_idx >= total)
+
+    def _open_loader(self, ended: bool, total: float) -> Iterator[Any]:
+        """Begin to read the loader, for at most the `total` batches of an epoch. An epoch that has ended has no batches."""
+        run, loader = self.run, self.loader
         if not ended:
             check_order(run, loader)
-        batches = iter(()) if ended else batches_of(loader, ahead, total - progress.batch_idx)
+        batches = iter(()) if ended else batches_of(loader, self._ahead, total - run.progress.batch_idx)
         profile = recorder(run.profiler)
         if profile is not None:
             batches = profiled_batches(batches, profile, "[_TrainingEpochLoop].train_dataloader_next")
         if self._several and not even(loader):
             batches = together(batches, run.group, "training")
+        return batches
 
-        profiles = run.profiles
-        if progress.global_step >= profiles.due:
-            profiles.at_boundary()
+    def _train_chunks(
+        self,
+        batches: Iterator[Any],
+        ended: bool,
+        total: float,
+        transfer: Callable[[Any, int], Any] | None,
+        seed_step: Callable[[int], None],
+    ) -> bool:
+        """Train on the batches of an epoch, chunk by chunk.
+
+        Args:
+            batches: those that are left.
+            ended: the epoch had ended already, so it is no loss that there are none.
+            total: the number of batches of a whole epoch.
+            transfer: brings a batch to the device. None if there is nothing to do.
+            seed_step: seeds the generators for a step.
+
+        Returns:
+            True if the epoch is over, however many batches it has had: a hook skips the rest, or the loader has ended.
+        """
+        run = self.run
+        progress, metrics, step, profiles, logical = run.progress, run.metrics, run.step, run.profiles, run.logical
         size = step.chunk_size
         monitor, times = run.monitor, run.monitor.times
         is_idle = step.idle if run.device.type == "cuda" or run.accelerator.owns_weights else None
@@ -144,10 +171,7 @@ class TrainingLoop:
             elif transfer is not None and len(chunk) == 1:
                 chunk = [transfer(chunk[0], 0)]
             elif transfer is not None:
-                chunk = [
-                    seeded(seed_step, progress.batches + index, transfer, batch) for index, batch in enumerate(chunk)
-                ]
-                seed_step(progress.batches)
+                chunk = each_transferred(chunk, progress.batches, seed_step, transfer)
 
             if self._batch_start:
                 times.switch("callbacks")
@@ -157,8 +181,7 @@ class TrainingLoop:
             if self.weight is not None and logical is None:
                 metrics.counts = self.weight(first) != 0.0
             if self._batch_start and self._skips_epoch(shown, first):
-                complete = True
-                break
+                return True
             steps_before = progress.global_step
             run.in_step = True
             times.switch("step")
@@ -174,15 +197,13 @@ class TrainingLoop:
             if progress.global_step >= profiles.due:
                 profiles.at_boundary(ends)
             if ends:
-                break
+                return False
             times.switch("input")
-        else:
-            times.switch("callbacks")
-            if not ended:
-                self._source_ran_out(total)
-                complete = True
-        close(batches)
-        self._end_epoch(complete or progress.batch_idx >= total)
+
+        times.switch("callbacks")
+        if not ended:
+            self._source_ran_out(total)
+        return not ended
 
     def _after_chunk(self, batches: Sequence[Any], outputs: Iterable[Any], end: int, steps_before: int) -> None:
         """Do what follows each batch of a chunk, whose last batch is the one before `end`."""

@@ -100,7 +100,13 @@ def varying(batches: Iterator[Any], size: Callable[[], int]) -> Iterator[Sequenc
     return iter(lambda: tuple(itertools.islice(batches, size())), ())
 
 
-def seeded(seed_step: Callable[[int], None], number: int, transfer: Callable[[Any, int], Any], batch: Any) -> Any:
-    """Run a batch of a chunk through its transfer hooks, under its own step's seed."""
-    seed_step(number)
-    return transfer(batch, 0)
+def each_transferred(
+    batches: Sequence[Any], first: int, seed_step: Callable[[int], None], transfer: Callable[[Any, int], Any]
+) -> list[Any]:
+    """Run the batches of a chunk through their transfer hooks, each under its own step's seed. Leave the first's."""
+    moved = []
+    for number, batch in enumerate(batches, first):
+        seed_step(number)
+        moved.append(transfer(batch, 0))
+    seed_step(first)
+    return moved

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from footplate.core.adapters import adapter_of, all_adapters
@@ -121,11 +122,32 @@ def profiled(function: Callable[..., Any], profile: Profile, action: str) -> Cal
     return call
 
 
+def profiled_outputs(
+    train: Callable[..., Iterator[Any]], profile: Profile, action: str
+) -> Callable[..., Iterator[Any]]:
+    """Return a `Step.train` that is a generator, and record each of its outputs: it trains when one is asked for."""
+
+    @functools.wraps(train)
+    def call(batches: Sequence[Any], *args: Any) -> Iterator[Any]:
+        outputs = train(batches, *args)
+        for _ in batches:
+            with profile(action):
+                output = next(outputs)
+            yield output
+        yield from outputs
+
+    return call
+
+
 def profile_step(run: Run, profile: Profile) -> None:
-    """Record a run's step: the whole, and the parts of an eager step."""
+    """Record a run's step: the whole, and the parts of an eager step.
+
+    Its methods stay replaced, since each call of the trainer builds a step of its own. Nothing of the user's is replaced.
+    """
     step, kind, module = run.step, type(run.parallel).__name__, type(run.module).__name__
     evaluate = step.evaluate
-    step.train = profiled(step.train, profile, "run_training_batch")  # type: ignore[method-assign]
+    recorded = profiled_outputs if inspect.isgeneratorfunction(step.train) else profiled
+    step.train = recorded(step.train, profile, "run_training_batch")  # type: ignore[method-assign]
 
     def evaluated(stage: str, *args: Any) -> Any:
         with profile(f"[Strategy]{kind}.{stage}_step"):

@@ -85,3 +85,25 @@ def test_an_object_that_starts_and_stops_is_a_profiler(trainer: Any) -> None:
     trainer(max_epochs=1, profiler=own).fit(Classifier(), loader())
     assert own.open == []
     assert {"run_training_epoch", "run_training_batch"} <= own.seen
+
+
+def test_a_call_leaves_nothing_of_a_profiler_on_the_users_objects(trainer: Any) -> None:
+    class Own:
+        def __init__(self) -> None:
+            self.actions: list[str] = []
+
+        def start(self, action: str) -> None:
+            self.actions.append(action)
+
+        def stop(self, action: str) -> None:
+            pass
+
+    own, modules, callbacks = Own(), [Classifier(), Classifier()], [Watches(), Watches()]
+    trainer(max_epochs=1, callbacks=callbacks[:1]).fit(modules[0], loader())
+    trainer(max_epochs=1, callbacks=callbacks[1:], profiler=own).fit(modules[1], loader())
+    for without, with_profiler in (*zip(*(module.modules() for module in modules), strict=True), callbacks):
+        assert vars(without).keys() == vars(with_profiler).keys()
+
+    recorded = len(own.actions)
+    trainer(max_epochs=1, callbacks=callbacks[1:]).fit(modules[1], loader())
+    assert len(own.actions) == recorded

@@ -18,6 +18,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from footplate.step.phase_times import replaced
+
 STEP = "ProfilerStep#"
 INPUT, TRAIN, AFTER = "next batch", "training step", "after the step"
 # Methods of the step, in the order of a step.
@@ -26,7 +28,6 @@ VALIDATION, END_OF_EPOCH = "validation", "end of the epoch"
 NAMES = (INPUT, TRAIN, *PHASES.values(), AFTER, VALIDATION)
 
 Annotate = Callable[[str], contextlib.AbstractContextManager[Any]]
-_MISSING = object()
 # The annotations of the profile that this process records; None while it records none.
 _annotate: Annotate | None = None
 
@@ -46,8 +47,9 @@ class Regions:
 
     def __init__(self, step: Any, annotate: Annotate) -> None:
         self._step, self._annotate = step, annotate
-        self._replaced: dict[str, Any] = {}
-        self._showed_phases = True
+        # A step that is a generator runs when its first output is asked for, so its call tells nothing.
+        self._in_phases = not inspect.isgeneratorfunction(type(step).train)
+        self._replaced = contextlib.ExitStack()
         self._open: list[contextlib.AbstractContextManager[Any]] = []
 
     def install(self) -> None:
@@ -55,35 +57,28 @@ class Regions:
         global _annotate
         _annotate = self._annotate
         step = self._step
-        if inspect.isgeneratorfunction(type(step).train):
+        if not self._in_phases:
             return
-        self._replace("train", self._recorded_train(step.train))
-        self._replace("evaluate", self._recorded(step.evaluate, VALIDATION))
-        for name, region in PHASES.items():
-            if hasattr(step, name):
-                self._replace(name, self._recorded(getattr(step, name), region))
-        if hasattr(step, "show_phases"):
-            self._showed_phases = step.shows_phases
+        methods = {
+            name: self._recorded(getattr(step, name), region) for name, region in PHASES.items() if hasattr(step, name)
+        }
+        methods |= {"train": self._recorded_train(step.train), "evaluate": self._recorded(step.evaluate, VALIDATION)}
+        self._replaced.enter_context(replaced(step, **methods))
+        if hasattr(step, "show_phases") and not step.shows_phases:
             step.show_phases()
+            self._replaced.callback(step.show_phases, False)
 
     def remove(self) -> None:
         """Put the step's methods back, and close what is open. May be called twice."""
         global _annotate
         _annotate = None
         self.end_step()
-        for name, before in self._replaced.items():
-            if before is _MISSING:
-                delattr(self._step, name)
-            else:
-                setattr(self._step, name, before)
-        if not self._showed_phases:
-            self._step.show_phases(False)
-        self._replaced, self._showed_phases = {}, True
+        self._replaced.close()
 
     def begin_step(self, number: int) -> None:
         """Begin a step, between two steps of the loop."""
         self._enter(f"{STEP}{number}")
-        if self._replaced:
+        if self._in_phases:
             self._enter(INPUT)
 
     def begin(self, name: str) -> None:
@@ -124,7 +119,3 @@ class Regions:
                 return function(*args, **kwargs)
 
         return call
-
-    def _replace(self, name: str, function: Callable[..., Any]) -> None:
-        self._replaced[name] = vars(self._step).get(name, _MISSING)
-        setattr(self._step, name, function)

@@ -154,29 +154,20 @@ class Tuner:
             ConfigError: several ranks, loaders in the place of hooks, no such attribute, or a batch of one row that
                 doesn't fit.
         """
-        if mode not in ("power", "binsearch"):
-            raise ConfigError(f'scale_batch_size(mode="{mode}"): expected "power" or "binsearch".')
-        if method != "fit" and method not in LOADERS:
-            raise ConfigError(f'scale_batch_size(method="{method}"): expected "fit", "validate", "test" or "predict".')
-        if not 0.0 <= margin < 1.0:
-            raise ConfigError(f"scale_batch_size(margin={margin}): expected 0 or more and less than 1.")
+        _check_search(mode, method, margin)
         if self._trainer.fast_dev_run:
             log.warning("fast_dev_run: the search for a batch size is skipped.")
             return None
         if self._trainer.ranks_asked > 1 or self._trainer.world.size > 1:
             raise ConfigError("scale_batch_size(): the trainer has several ranks. Search with Trainer(devices=1).")
         loaders, datamodule = split_datamodule(train_dataloaders if method == "fit" else dataloaders, datamodule)
-        hook = f"{LOADERS.get(method, 'train')}_dataloader"
-        if loaders is not None or val_dataloaders is not None:
-            raise ConfigError(
-                f"scale_batch_size(): loaders that are made already have their batch size. Define {hook}() in the model "
-                f"or in a data module, with self.{batch_arg_name} as the batch size."
-            )
+        _check_made_by_hooks((loaders, val_dataloaders), method, batch_arg_name)
         if not holders(model, datamodule, batch_arg_name):
             raise ConfigError(
                 f"scale_batch_size(): {type(model).__name__} has no attribute {batch_arg_name}, nor have its hparams or "
                 "the data module. Give the name of yours (batch_arg_name=…)."
             )
+
         limits = {"max_steps": steps_per_trial} if method == "fit" else {}
         limits |= {f"limit_{name}_batches": steps_per_trial for name in LOADERS.values()} | {"limit_train_batches": 1.0}
         rows = math.inf
@@ -207,6 +198,26 @@ class Tuner:
             size = max(1, int(size * (1 - margin)))
         _set(model, datamodule, batch_arg_name, size)
         return size
+
+
+def _check_search(mode: str, method: str, margin: float) -> None:
+    """Refuse invalid choices for a search for the batch size."""
+    if mode not in ("power", "binsearch"):
+        raise ConfigError(f'scale_batch_size(mode="{mode}"): expected "power" or "binsearch".')
+    if method != "fit" and method not in LOADERS:
+        raise ConfigError(f'scale_batch_size(method="{method}"): expected "fit", "validate", "test" or "predict".')
+    if not 0.0 <= margin < 1.0:
+        raise ConfigError(f"scale_batch_size(margin={margin}): expected 0 or more and less than 1.")
+
+
+def _check_made_by_hooks(loaders: tuple[Any, Any], method: str, name: str) -> None:
+    """Refuse a search with these loaders, if there are any: it can change the batch size only of those that hooks make."""
+    hook = f"{LOADERS.get(method, 'train')}_dataloader"
+    if any(loader is not None for loader in loaders):
+        raise ConfigError(
+            f"scale_batch_size(): loaders that are made already have their batch size. Define {hook}() in the model "
+            f"or in a data module, with self.{name} as the batch size."
+        )
 
 
 def holders(model: Any, datamodule: Any, name: str) -> list[Any]:

@@ -108,3 +108,30 @@ def test_the_share_of_the_peak_counts_all_devices_and_their_kind(measured, monke
     # Four layers forward and backward; the first needs no gradient of its input.
     assert evidence.flops == step.flops() == 2 * 8 * 64 * 64 * (4 * 3 - 1)
     assert evidence.mfu == pytest.approx(evidence.flops * 40 / evidence.wall_s / 2e9)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_profiler_of_actions_records_a_compiled_step_while_it_runs(trainer, steps):
+    actions, open_in_capture = [], []
+
+    class Records:
+        def __init__(self) -> None:
+            self.open: list[str] = []
+
+        def start(self, action: str) -> None:
+            actions.append(action)
+            self.open.append(action)
+
+        def stop(self, action: str) -> None:
+            self.open.remove(action)
+
+    class Net(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            open_in_capture.extend(profiler.open)
+            return super().training_step(batch, batch_idx)
+
+    profiler = Records()
+    trainer(accelerator="xla", max_epochs=1, iterations_per_loop=steps, profiler=profiler).fit(Net(), loader())
+    assert "run_training_batch" in open_in_capture
+    assert actions.count("run_training_batch") == 12
+    assert profiler.open == []
