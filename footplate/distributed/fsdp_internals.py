@@ -79,7 +79,10 @@ def frees_weights(module: Any, step: Callable[..., Any]) -> Callable[..., Any]:
     """
     units = [unit for unit in module.modules() if isinstance(unit, FSDPModule)]
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    # Older versions of torch have one group. A root without parameters of its own has none.
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [group for group in [state._fsdp_param_group] if group is not None]
 
     @functools.wraps(step)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -133,6 +133,31 @@ class StepsWithoutForward(Net):
         return torch.optim.SGD([*self.first.parameters(), *self.one.parameters(), *self.last.parameters()], lr=0.5)
 
 
+class OnlyBlocks(fp.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(Block(), Block())
+
+    def training_step(self, batch, batch_idx):
+        return self.net(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_root_without_weights_of_its_own_trains(tmp_path):
+    def run():
+        trainer = fp.Trainer(
+            accelerator="cpu", strategy="fsdp", logger=False, enable_progress_bar=False, max_steps=2,
+            default_root_dir=tmp_path, enable_model_summary=False,
+        )  # fmt: skip
+        model = OnlyBlocks()
+        trainer.fit(model, [torch.ones(4, 16)] * 2)
+        return trainer.global_step, [name for name, layer in model.named_modules() if isinstance(layer, FSDPModule)]
+
+    assert ranks.run(run, 2) == [(2, ["", "net.0", "net.1"])] * 2
+
+
 class HalfWeights(fp.Callback):
     """Validates with half of each weight."""
 
