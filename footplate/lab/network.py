@@ -33,7 +33,7 @@ class Link:
     """The traffic from one machine to another.
 
     Attributes:
-        connected: False to drop everything, without a word to either side.
+        connected: False to drop everything. Neither side is notified.
         delay_s: how much later each frame arrives, in seconds.
         jitter_s: the most by which the delay varies, up and down. Frames keep their order.
         loss: the share of frames that are lost, 0 to 1.

@@ -193,7 +193,7 @@ def test_attribute_of_the_trainer_is_refused(row: Row, probed: dict[str, dict[st
     error = probed["footplate"][f"trainer.{row.name}"]
 
     assert isinstance(error, fp.ConfigError)
-    assert str(error) == f"trainer.{row.name} is one of Lightning's insides and not here: {row.note}."
+    assert str(error) == f"trainer.{row.name} is internal to Lightning and not available here: {row.note}."
 
 
 def test_callback_metrics_are_lightnings(probed: dict[str, dict[str, Any]]) -> None:

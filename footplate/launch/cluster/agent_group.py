@@ -365,7 +365,7 @@ class AgentGroup:
             if now > agent.heard_at + KILL_S:
                 self._lose(agent, f"nothing has come from it for {now - agent.heard_at:.0f} s")
             elif now > rank.killed_at + 2 * KILL_S:
-                self._lose(agent, "it did not do as it was told")
+                self._lose(agent, "it did not stop its workers when asked")
 
     def _lose(self, agent: _Agent, how: str) -> None:
         """Handle the loss of an agent.
