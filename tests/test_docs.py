@@ -110,6 +110,17 @@ def test_the_readme_lists_every_command():
     assert set(COMMANDS) == set(shown)
 
 
+def test_the_reference_of_the_command_line_lists_every_command():
+    shown = set()
+    block = FENCED.search(PAGES["docs/reference/cli.md"])
+    assert block
+    for usage in re.findall(r"^footplate (.+?)(?:  |$)", block[0], re.MULTILINE):
+        # "fit | validate" are two commands; "jobs list | describe" are two actions of one command.
+        first, *alternatives = (each.split() for each in usage.split(" | "))
+        shown.update(words[0] for words in ([first, *alternatives] if len(first) == 1 else [first]))
+    assert set(COMMANDS) == shown
+
+
 def test_every_make_target_that_is_named_exists():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {
