@@ -84,7 +84,7 @@ fmt: setup  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-tables: setup  ## write the tables of trainer.md, lightning.md and xla-operations.md in docs/reference
+tables: setup  ## write the tables in docs/reference that are made from the code
 	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m tables
 
 docs: setup  ## run what the documents show, and check their links

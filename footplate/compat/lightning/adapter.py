@@ -5,7 +5,7 @@ Lightning's trainer; `attach_module` puts our own methods over them, on the inst
 trainer: ours has most of them under the same name, `trainer_attributes` adds others, and `refused_attributes` refuses
 Lightning's internals with one sentence each. This file doesn't import Lightning: a program that uses it has imported it.
 
-docs/reference/lightning.md lists what is supported, different or refused, and a test covers each of its rows.
+docs/reference/lightning.md and lightning-trainer.md list what is supported, different or refused. A test covers each row.
 """
 
 from __future__ import annotations
