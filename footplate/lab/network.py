@@ -129,9 +129,9 @@ def interface_of(machine: str, network: int) -> str:
 def port_to_open(frame: bytes) -> int | None:
     """The TCP port at which a frame asks for a new connection; None if it is another frame."""
     kind = struct.unpack_from("!H", frame, 12)[0]
-    if kind == IPV4:
+    if kind == IPV4 and len(frame) > 23:
         transport, start = frame[23], 14 + (frame[14] & 0x0F) * 4
-    elif kind == IPV6:
+    elif kind == IPV6 and len(frame) > 20:
         transport, start = frame[20], 54
     else:
         return None
