@@ -1,5 +1,5 @@
 # `make demo` and `make fast` need Linux, Python 3.11 or newer, make and a C compiler. `make test` also needs Java 17,
-# PostgreSQL, Chromium and Slurm, which it installs itself as root on Debian and Ubuntu.
+# PostgreSQL, Chromium, Slurm and iproute2, which it installs itself as root on Debian and Ubuntu.
 #
 # All targets work in .venv, which they make and keep. PIP_ARGS is handed to pip, for an index of your own; on Linux, the plain
 # index gives a CUDA build of torch that is gigabytes large: see "CPU torch" in README.md.
@@ -46,7 +46,7 @@ setup: $(VENV)/.test  ## make .venv with everything that developing needs
 demo: $(VENV)/.demo  ## train an image classifier from a Delta table, here and now
 	$(BIN)/footplate demo
 
-system:  ## install Java, PostgreSQL, Chromium and Slurm, which tests start, or say which tests lack them
+system:  ## install Java, PostgreSQL, Chromium, Slurm and iproute2, which tests start, or say which tests lack them
 	tests/system_packages.sh
 
 test: setup system lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
@@ -84,7 +84,7 @@ fmt: setup  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-tables: setup  ## write the tables of trainer.md, lightning.md and xla-operations.md in docs/reference
+tables: setup  ## write the tables in docs/reference that are made from the code
 	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m tables
 
 docs: setup  ## run what the documents show, and check their links

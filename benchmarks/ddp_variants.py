@@ -69,8 +69,8 @@ def _raw(batches: Any) -> None:
 def leave_group() -> None:
     """Destroy the process group after the modules that use it.
 
-    A DistributedDataParallel that is the last owner of its group may wait for ever. It joins gloo's thread with the GIL
-    held, and the thread may need the GIL to free its last work.
+    A DistributedDataParallel that is the last owner of its group may never stop waiting. It joins gloo's thread with the
+    GIL held, and the thread may need the GIL to free its last work.
     """
     gc.collect()
     dist.destroy_process_group()

@@ -43,7 +43,7 @@ KEPT = 1500  # characters of a failed process's output
 
 @dataclass(frozen=True)
 class Turn:
-    """What a loop shall do: steps that are not timed, and then steps that are.
+    """What a loop has to do: steps that are not timed, and then steps that are.
 
     The first turn warms up. The monitor's first looks at a step, which examine its operations, happen in it.
     """

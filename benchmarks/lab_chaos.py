@@ -57,7 +57,7 @@ KINDS = {
     "kill rank": "kill -9 of a rank",
     "kill command": "kill -9 of `footplate run` on a machine; the command is given again",
     "kill machine": "all processes of a machine at once; it boots with another address",
-    "lose power": "the same without a word to anyone",
+    "lose power": "a machine loses its power; it boots with another address",
     "cut off": "a machine is cut off for good; the spare one takes its place",
     "hears nothing": "machine 0 isn't heard by a machine any more; the spare one takes its place",
     "not heard": "machine 0 doesn't hear a machine any more; the spare one takes its place",

@@ -35,7 +35,7 @@ VARIABLES = {"FOOTPLATE_TOKEN": "a-token-for-the-lab", "OMP_NUM_THREADS": "1", "
 FAULTS = {
     "kill rank": "kill -9 of rank 1",
     "kill machine": "all processes of machine 1 at once; it boots, and the command is given again",
-    "lose power": "the same without a word to anyone",
+    "lose power": "machine 1 loses its power; it boots, and the command is given again",
 }
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The programs that tests start and pip doesn't install: Java, PostgreSQL, Chromium and Slurm.
+# The programs that tests start and pip doesn't install: Java, PostgreSQL, Chromium, Slurm and iproute2.
 #
 # Installs what is missing if this is root on a machine with apt-get. Otherwise prints one line for each missing program,
 # with the tests that need it and the package to install, and fails.
@@ -15,13 +15,15 @@ need() {
 }
 
 command -v java >/dev/null ||
-  need openjdk-17-jre-headless "the tests of Spark (tests/launch/test_spark.py, tests/launch/test_conformance.py, tests/compat/test_petastorm.py)"
+  need openjdk-17-jre-headless "the tests of Spark (tests/launch/test_spark.py, tests/launch/test_conformance.py, tests/compat/test_petastorm.py, tests/lab/test_engines.py, tests/test_examples.py, tests/test_benchmarks.py)"
 compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null ||
   need postgresql "the tests of jobs on PostgreSQL (tests/jobs/test_store.py, tests/jobs/test_team.py)"
 command -v chromium chromium-browser google-chrome >/dev/null ||
-  need chromium "the tests of the page of jobs (tests/server/test_page.py)"
+  need chromium "the tests of the page of jobs and of reports (tests/server/test_page.py, tests/reporting/test_page.py)"
 { command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null ||
-  need "slurm-wlm munge" "the tests of Slurm (tests/jobs/backends/test_slurm_jobs.py, tests/jobs/backends/test_conformance.py, tests/launch/test_slurm_allocation.py)"
+  need "slurm-wlm munge" "the tests of Slurm (tests/jobs/backends/test_slurm_jobs.py, tests/jobs/backends/test_conformance.py, tests/launch/test_slurm_allocation.py, tests/test_benchmarks.py)"
+command -v ip >/dev/null ||
+  need iproute2 "the tests of the lab (tests/lab)"
 
 ((${#packages[@]})) || exit 0
 

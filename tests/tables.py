@@ -23,7 +23,7 @@ def with_operations(text: str) -> str:
 
 PAGES = {
     arguments.DOCS: arguments.filled,
-    lightning.DOCS: lightning.filled,
+    **dict.fromkeys(lightning.DOCS, lightning.filled),
     OPERATIONS: with_operations,
 }
 """The pages, and the function that replaces the tables in a page's text."""

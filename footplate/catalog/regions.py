@@ -56,7 +56,7 @@ def check_region(region: str, accelerators: Iterable[str]) -> list[str]:
 def _together(wanted: Iterable[str]) -> str:
     """A sentence about the zones that offer all of these accelerators."""
     zones = set.intersection(*(set(zones_of(name)) for name in wanted))
-    return f" Together they are in {all_of(sorted(zones))}." if zones else " They are together nowhere."
+    return f" Together they are in {all_of(sorted(zones))}." if zones else " No zone has all of them."
 
 
 def _short(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The fate of accelerators and machine types, and their equivalents today.
+"""Withdrawn and ageing accelerators and machine types, and their equivalents today.
 
 `today` replaces a choice that is gone or ageing: it takes the accelerator's successor, as many of them, on the same machine
 if they can be attached to it; otherwise on the smallest machine that has them built in and isn't smaller. A legacy machine

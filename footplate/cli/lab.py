@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 # The actions that take a machine and nothing else.
 ABOUT = {
-    "cut": "cut it off from all others, without a word to either side",
+    "cut": "cut it off from all others; neither side is notified",
     "kill": "kill all its processes at once; its kernel still closes their connections",
-    "crash": "take its power away; nobody hears of it",
+    "crash": "take its power away; no other machine is notified",
     "ps": "list its processes",
 }
 
@@ -42,21 +42,27 @@ def add_actions(parser: Parser) -> None:
     execute.add_argument("machine", help="its name: m0")
     execute.add_argument("words", nargs="+", metavar="command", help="the command and its arguments, after --")
 
-    boot = _action("boot", "Start a machine that was killed. Its files are there from before.")
+    boot = _action("boot", "Start a machine that was killed. It has its files from before.")
     boot.add_argument("machine", help="its name: m0")
-    boot.add_argument("--address", help="another address than before, in 10.77.0.0/24")
-    boot.add_argument("--hostname", help="another host name")
+    boot.add_argument("--address", help="a new address, in 10.77.0.0/24; by default the same as before")
+    boot.add_argument("--hostname", help="a new host name; by default the same as before")
 
-    partition = _action("partition", "Drop everything from one machine to another. The way back stays as it is.")
+    partition = _action(
+        "partition", "Drop everything from one machine to another. The opposite direction stays as it is."
+    )
     partition.add_argument("source", help="the machine that sends: m0")
-    partition.add_argument("destination", help="the machine that gets nothing: m1")
+    partition.add_argument("destination", help="the machine that receives nothing: m1")
 
-    shape = _action("shape", "Slow a machine's connections, in both directions. Without options: as before.")
+    shape = _action(
+        "shape", "Slow a machine's connections, in both directions. Without options, restore their full speed."
+    )
     shape.add_argument("machine", help="its name: m0")
-    shape.add_argument("--delay", type=float, default=0.0, help="seconds by which each frame is later")
-    shape.add_argument("--jitter", type=float, default=0.0, help="seconds by which the delay varies, up and down")
+    shape.add_argument("--delay", type=float, default=0.0, help="the delay of each frame, in seconds")
+    shape.add_argument(
+        "--jitter", type=float, default=0.0, help="the largest random deviation from the delay, in seconds"
+    )
     shape.add_argument("--loss", type=float, default=0.0, help="the share of frames that are lost, 0 to 1")
-    shape.add_argument("--bytes-per-s", type=float, help="the rate")
+    shape.add_argument("--bytes-per-s", type=float, help="the rate, in bytes per second")
 
     firewall = _action("firewall", "Let connections in at these TCP ports only. Open connections stay open.")
     firewall.add_argument("machine", help="its name: m0")

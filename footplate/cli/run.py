@@ -90,7 +90,8 @@ def parser(name: str) -> Parser:
     parser.add_argument(
         "--min-np",
         type=int,
-        help="the fewest processes that are enough with --backend ray or spark: machines may be lost, and come back",
+        help="the smallest number of processes with which the run goes on, with --backend ray or spark: machines may be "
+        "lost, and come back",
     )
     parser.add_argument(
         "--nnodes",

@@ -29,8 +29,8 @@ def parser(name: str) -> Parser:
         "--from",
         dest="first",
         type=int,
-        help="begin from the newest checkpoint at or before this step; 0 begins with new weights; by default from the "
-        "oldest checkpoint that has a later one",
+        help="begin from the newest checkpoint at or before this step; 0 begins with new weights; by default begin from "
+        "the oldest checkpoint, or with new weights if the run has only one checkpoint",
     )
     parser.add_argument("--to", dest="last", type=int, help="compare the checkpoints up to this step; by default all")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -68,4 +68,4 @@ def describe(found: Verification) -> str:
     what = ", ".join(names[:_SHOWN]) + more if names else "plain values, such as a learning rate"
     first, last = found.steps
     steps = f"in step {last:,}" if first == last else f"in one of the steps {first:,} to {last:,}"
-    return "\n".join([*lines, f"The states part {steps}. Different: {what}."])
+    return "\n".join([*lines, f"The states diverge {steps}. Different: {what}."])

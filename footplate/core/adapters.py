@@ -164,7 +164,7 @@ def trainer_attribute(trainer: Any, name: str) -> Any:
         value = None if read is None else read(trainer)
         if value is None and name in adapter.refused_attributes:
             raise RefusedAttribute(
-                f"trainer.{name} is one of {adapter.name}'s insides and not here: {adapter.refused_attributes[name]}."
+                f"trainer.{name} is internal to {adapter.name} and not available here: {adapter.refused_attributes[name]}."
             )
         if value is not None:
             return value

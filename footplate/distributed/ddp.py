@@ -5,7 +5,7 @@ wraps a tiny module whose forward is the user's `training_step`. So it covers th
 
     DistributedDataParallel( _Step( module ) )(batch, batch_idx)  →  module.training_step(batch, batch_idx)
 
-The grouping of gradients into buckets decides the order in which a sum over three or more ranks is added up, and hence its
+The grouping of gradients into buckets decides the order in which a sum over three or more ranks is added up, and so its
 last bits. So the buckets depend only on the parameters, from the first step on (`_FixedBuckets`). A run that was killed
 then adds up in the same order as before. The buckets are made again when a parameter is frozen or unfrozen.
 

@@ -12,7 +12,7 @@ hangs can still be stopped.
 `join` connects to the other ranks at `MASTER_ADDR:MASTER_PORT` (torchrun's rendezvous) when a trainer first has work to
 do, and keeps the group for later trainers. A group that the user has made is used and left alone. All ranks must call the
 methods of a `Group` in the same order. When a rank dies, its connections close and the other ranks raise at once. If its
-machine is gone without a word, they raise after a minute (`core/net/silence.py`; not with NCCL). A frozen rank is noticed
+machine goes silent, they raise after a minute (`core/net/silence.py`; not with NCCL). A frozen rank is noticed
 after `TIMEOUT`, or earlier by the launcher.
 """
 

@@ -3,8 +3,8 @@
     jobs_to_start(machine, running, queue, now)  ->  jobs, in the order in which they start
 
 **Order.** By priority, then by age: one point of priority counts as one minute of waiting. So the order of two jobs never
-changes, and a job of priority 1000 starts before all jobs of the last 16 hours. No job waits for ever, since only a limited
-number of jobs can be ahead of it.
+changes, and a job of priority 1000 starts before all jobs of the last 16 hours. Every job starts eventually, since only
+a limited number of jobs can be ahead of it.
 
 **Overtaking.** The first job that doesn't fit stops the queue. But for `OVERTAKE_S` after that job was submitted, smaller
 jobs may overtake it, and use what would be idle. After that no job overtakes, and free resources are kept for it.

@@ -113,7 +113,7 @@ class Lab:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def cut(self, *machines: Machine) -> None:
-        """Cut machines off from all others, without a word to either side: connections stay half-open."""
+        """Cut machines off from all others. Neither side is notified, so connections stay half-open."""
         for machine in machines:
             self.partition([machine], self.machines)
             self.partition(self.machines, [machine])
@@ -132,7 +132,7 @@ class Lab:
         loss: float = 0.0,
         bytes_per_s: float | None = None,
     ) -> None:
-        """Slow a machine's connections to all others, in both directions; see `Link`. Without values: as before.
+        """Slow a machine's connections to all others, in both directions; see `Link`. By default, restore full speed.
 
         Raises:
             ConfigError: a value is out of range.
@@ -163,7 +163,7 @@ class Lab:
         while not (self.directory / SOCKET).exists():
             if self._process is None or self._process.poll() is not None or time.monotonic() > until:
                 said = (self.directory / LOG).read_text(errors="replace").strip()
-                raise LaunchError(f"The lab's switch can't be started: {said or 'it says nothing'}")
+                raise LaunchError(f"The lab's switch can't be started: {said or 'it printed no reason.'}")
             time.sleep(0.005)
 
 

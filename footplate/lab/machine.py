@@ -247,7 +247,7 @@ class Machine:
         self._unplug()
 
     def crash(self) -> None:
-        """Take its power away: nobody hears of it. What it was connected to stays half-open."""
+        """Take its power away. No other machine is notified, so its connections stay half-open there."""
         if self.pid is not None:
             self._unplug()
             self.kill()

@@ -33,7 +33,7 @@ class Link:
     """The traffic from one machine to another.
 
     Attributes:
-        connected: False to drop everything, without a word to either side.
+        connected: False to drop everything. Neither side is notified.
         delay_s: how much later each frame arrives, in seconds.
         jitter_s: the most by which the delay varies, up and down. Frames keep their order.
         loss: the share of frames that are lost, 0 to 1.
@@ -129,9 +129,9 @@ def interface_of(machine: str, network: int) -> str:
 def port_to_open(frame: bytes) -> int | None:
     """The TCP port at which a frame asks for a new connection; None if it is another frame."""
     kind = struct.unpack_from("!H", frame, 12)[0]
-    if kind == IPV4:
+    if kind == IPV4 and len(frame) > 23:
         transport, start = frame[23], 14 + (frame[14] & 0x0F) * 4
-    elif kind == IPV6:
+    elif kind == IPV6 and len(frame) > 20:
         transport, start = frame[20], 54
     else:
         return None

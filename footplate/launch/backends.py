@@ -148,7 +148,7 @@ def named(name: str, resources: Mapping[str, Any] | None = None, tls: bool = Fal
 
 
 def connected_cluster(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The name of the cluster that this process is connected to, or shall use; None without one.
+    """The name of the cluster that this process is connected to, or should use; None without one.
 
     Ray counts if it is initialised or `RAY_ADDRESS` is set. Spark counts if any thread of this process has a session. A
     connection that the process has made comes before `RAY_ADDRESS`.

@@ -75,7 +75,7 @@ class Output:
         self._inside_line = False
 
     def terminals(self) -> frozenset[Stream]:
-        """The streams of rank 0 that shall be a terminal."""
+        """The streams of rank 0 that are to be a terminal."""
         return frozenset() if self._show_what == "log_callback_only" else terminal.terminals()
 
     def begin(self, attempt: int, world_size: int) -> None:

@@ -5,8 +5,8 @@
 The rules, in this order:
 
 1. A user's mistake (a `FootplateError`) is never tried again.
-2. With `min_world_size`, a slot (a rank of the original world, hence a device) is given up if it can't be started, or if it
-   caused `drop_after` failures in a row without progress. The next attempt has one rank fewer. That costs no restart, as
+2. With `min_world_size`, a slot (a rank of the original world, and so a device) is given up if it can't be started, or if
+   it caused `drop_after` failures in a row without progress. The next attempt has one rank fewer. That costs no restart, as
    the number of slots limits it.
 3. If two attempts in a row end with the same exception (the same type and message) without progress in between, the code is
    at fault, and there is no other attempt. There are two exceptions from this rule: the error is about something outside of

@@ -34,7 +34,7 @@ class Attempt:
     Attributes:
         number: 0, 1, …
         slots: for each rank, the rank that it had in the original world.
-        terminals: which of rank 0's streams shall be a terminal.
+        terminals: which of rank 0's streams are to be a terminal.
     """
 
     number: int

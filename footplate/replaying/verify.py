@@ -83,7 +83,7 @@ def verify(
     Args:
         run: the run's directory.
         first: begin from the newest checkpoint at or before this step, or from the beginning of the run; by default from
-            the oldest checkpoint that has a later one.
+            the oldest checkpoint, or from the beginning if the run has only one.
         last: compare the checkpoints up to this step; by default all.
         trainer: see `replay`; the others likewise.
         model: see `replay`.

@@ -108,7 +108,7 @@ class Attempt:
         windows: what it measured.
         comparisons: its comparisons of ranks.
         advice: what its end advised.
-        status: "finished", "interrupted" or "failed"; None if the process ended without a word, or still runs.
+        status: "finished", "interrupted" or "failed"; None if it recorded no end: it was killed, or still runs.
         ended: the time of its last row.
         step: optimizer steps at its last row.
         peak_flops: the peak rate of all devices, in operations a second; None if its end doesn't tell it.

@@ -35,7 +35,7 @@ STATUSES = {
     "interrupted": "The run was interrupted. It can continue from its last checkpoint.",
     "failed": "The run has failed. It can continue from its last checkpoint.",
     "running": "The run goes on. This report shows what is known so far.",
-    "killed": "The process of the run ended without a word: it was killed, or its machine was lost. "
+    "killed": "The process of the run recorded no end: it was killed, or its machine was lost. "
     "The run can continue from its last checkpoint.",
     "ended": "No process trains in this directory. The run has no record of how it ended.",
 }

@@ -14,7 +14,7 @@ from footplate.reporting.sections_time import mean_samples_per_s
 
 def plan_section(run: RunRecord) -> Html:
     """Compare a plan with what was measured."""
-    title = "Plan and fact"
+    title = "Plan and measurement"
     choices = run.plan.get("choices") if run.plan else None
     if not isinstance(choices, list) or not choices:
         absent = (
@@ -26,8 +26,8 @@ def plan_section(run: RunRecord) -> Html:
     fact = _fact(run)
     headings = ("on", "devices", "step", "samples/s", "memory of a device", "whole time", "price")
     intro = paragraph(
-        "A plan tells the least time of a step at peak rates, so the fact is always slower. The memory of the fact is that "
-        "of the process, or of the device if it has its own."
+        "A plan gives the least time of a step at peak rates, so the measured step is always slower. The measured memory "
+        "is that of the process, or of the device if it has its own."
     )
     known = facts(
         [
@@ -175,13 +175,13 @@ def _plan_row(choice: Mapping[str, Any]) -> tuple[Any, ...]:
 def _fact_row(fact: Mapping[str, float | None]) -> tuple[Any, ...]:
     rate = fact["samples_per_second"]
     return (
-        "fact", "", duration(fact["step_s"]), NOTHING if rate is None else f"{rate:,.0f}", size(fact["memory"]),
+        "measured", "", duration(fact["step_s"]), NOTHING if rate is None else f"{rate:,.0f}", size(fact["memory"]),
         duration(fact["wall_s"]), NOTHING,
     )  # fmt: skip
 
 
 def _compared(choices: Sequence[Any], fact: Mapping[str, float | None], run: RunRecord) -> Html:
-    """Say how far the fact is from the plan of the same kind of device."""
+    """Say how far the measurement is from the plan of the same kind of device."""
     last = run.monitor.last
     if last is None or fact["samples_per_second"] is None:
         return paragraph("Nothing is measured yet: the run has no monitor.jsonl with samples.", note=True)

@@ -178,7 +178,7 @@ def attempts_section(monitor: MonitorLog, hangs: Sequence[tuple[str, str]]) -> H
 
 def _rows(monitor: MonitorLog) -> list[tuple[str, ...]]:
     def end_of(attempt: Attempt) -> str:
-        return attempt.status or "ended without a word"
+        return attempt.status or "no end recorded"
 
     return [
         (

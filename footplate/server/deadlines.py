@@ -1,6 +1,6 @@
 """The time limit for the head of a request: `HEAD_S` from the connection, or from the last answer.
 
-Without it, a connection that sends nothing, or a byte now and then, would hold a file descriptor for ever. `guard.py`
+Without it, a connection that sends nothing, or a byte now and then, would hold a file descriptor without limit. `guard.py`
 limits the time of a body. There is no limit for an answer, because answers of `/wait` and `/events` take long.
 """
 

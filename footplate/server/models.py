@@ -231,7 +231,7 @@ class Series(Wire):
 class Figure(Wire):
     """Curves in one chart. `x` is their axis: steps, or seconds since the job began to run.
 
-    Curves of the kind "stacked" have the same `x`, and are drawn as areas, one upon the other.
+    Curves of the kind "stacked" have the same `x`, and are drawn as areas, one on top of the other.
     """
 
     title: str

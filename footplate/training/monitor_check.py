@@ -27,7 +27,7 @@ def check_monitors(run: Run, logged: set[str], validated: set[str], val_loaders:
     Raises:
         ConfigError: a callback or a scheduler monitors a metric that nothing logs.
     """
-    # Without a sanity check, nobody knows what validation will log.
+    # Without a sanity check, it isn't known what validation will log.
     if run.config.fast_dev_run or (val_loaders and not validated):
         return
     # Hooks at the end of an epoch, and callbacks of other packages, may log any name later.

@@ -72,7 +72,7 @@ def test_a_fit_is_verified(footplate, run_dir):
     (run_dir / "config.yaml").write_text(config.replace("lr: 0.1", "lr: 0.2"))
     found = footplate("verify", "run", "--from", "0")
     assert found.code == 1
-    assert "The states part in one of the steps 1 to 4" in found.out
+    assert "The states diverge in one of the steps 1 to 4" in found.out
     assert "net.weight" in found.out
 
 

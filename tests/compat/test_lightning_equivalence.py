@@ -2,8 +2,8 @@
 
 Weights and learning rates are equal bit for bit. Hooks are called in the same order and see the same epoch, step and batch.
 Loggers receive the same values (to float32's last digits: we keep means in float64). `DIFFERENT` and
-docs/reference/lightning.md list the intended differences. A case listed there that no longer differs fails, so neither
-list can become outdated.
+docs/reference/lightning-differences.md list the intended differences. A case listed there that no longer differs fails, so
+neither list can become outdated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Each row of docs/reference/lightning.md: a supported feature works as in Lightning, a refused one has a clear error.
+"""Each row of lightning.md and lightning-trainer.md in docs/reference.
 
-The rows are data (models/table.py). The page's tables must equal the tables made from the data, and the data must name all
+A supported feature works as in Lightning, and a refused one has a clear error.
+
+The rows are data (models/table.py). The pages' tables must equal the tables made from the data, and the data must name all
 of Lightning's features, so that neither can become outdated.
 """
 
@@ -30,14 +32,15 @@ def public(*kinds: type) -> set[str]:
     return {name for kind in kinds for name in vars(kind) if not name.startswith("_") and name.islower()}
 
 
-# The page and the data
+# The pages and the data
 
 
-def test_the_page_holds_the_tables_that_the_data_makes() -> None:
-    text = table.DOCS.read_text()
+def test_the_pages_hold_the_tables_that_the_data_makes() -> None:
+    texts = [page.read_text() for page in table.DOCS]
 
-    assert [name for name in table.TABLES if f"<!-- table: {name} -->" not in text] == []
-    assert text == table.filled(text), "run `make tables`"
+    shown = re.findall(r"<!-- table: (.*) -->", "".join(texts))
+    assert sorted(shown) == sorted(table.TABLES)
+    assert texts == [table.filled(text) for text in texts], "run `make tables`"
 
 
 def test_the_data_names_all_that_lightning_has() -> None:
@@ -193,7 +196,7 @@ def test_attribute_of_the_trainer_is_refused(row: Row, probed: dict[str, dict[st
     error = probed["footplate"][f"trainer.{row.name}"]
 
     assert isinstance(error, fp.ConfigError)
-    assert str(error) == f"trainer.{row.name} is one of Lightning's insides and not here: {row.note}."
+    assert str(error) == f"trainer.{row.name} is internal to Lightning and not available here: {row.note}."
 
 
 def test_callback_metrics_are_lightnings(probed: dict[str, dict[str, Any]]) -> None:

@@ -120,7 +120,7 @@ def test_attributes_of_the_trainer_come_from_the_adapter_or_are_refused(other: M
     assert made.other_rank == 0
     assert made.not_now is None
     with pytest.raises(
-        fp.ConfigError, match=r"trainer\.other_loop is one of Otherlib's insides and not here: trainer\.p"
+        fp.ConfigError, match=r"trainer\.other_loop is internal to Otherlib and not available here: trainer\.p"
     ):
         _ = made.other_loop
     assert not hasattr(made, "other_loop")

@@ -5,7 +5,7 @@ A list is a text file with a section for each test file:
     [trainer/test_trainer.py]
     passes        test_trainer_max_steps
     passes      4 test_fit_loop[*]
-    on purpose    test_profiler | docs/reference/lightning.md#arguments-of-the-trainer: profiler
+    on purpose    test_profiler | docs/reference/lightning-trainer.md#arguments-of-the-trainer: profiler
     differs     2 test_timer[*] | Timer of zero duration refused
 
 `NAME[*]` stands for all parameters of a test that have no line of their own. The number before it is the number of these

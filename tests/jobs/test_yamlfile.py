@@ -77,9 +77,13 @@ def test_what_no_spec_needs_is_refused(kind):
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["9" * 5000, "0b_", "1:99:" + "9" * 4400, "2020-13-45", ".inf"])
-def test_numbers_that_are_none_do_no_harm(text):
-    parse(f"a: {text}")
+@pytest.mark.parametrize("text", ["9" * 5000, "0b_", "1:99:" + "9" * 4400, "2020-13-45"])
+def test_a_number_that_python_cannot_make_stays_text(text):
+    assert parse(f"a: {text}").values == {"a": text}
+
+
+def test_infinity_is_a_number():
+    assert parse("a: .inf").values == {"a": Scalar(float("inf"), ".inf")}
 
 
 @pytest.mark.parametrize(

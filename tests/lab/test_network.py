@@ -117,9 +117,23 @@ def test_a_firewall_drops_new_connections_to_closed_ports_and_nothing_else(kind,
     assert arrives(made, frame("m0", "m1", packet(29501, opens), kind), "m0")
 
 
-@given(st.binary(min_size=14, max_size=80))
-def test_any_frame_can_be_looked_at(sent):
-    port_to_open(sent)
+@given(
+    packet=st.sampled_from([(0x0800, 34, tcp), (0x86DD, 54, tcp_over_ipv6)]),
+    port=st.integers(0, 65535),
+    flags=st.integers(0, 255),
+    length=st.integers(14, 80),
+)
+def test_a_frame_opens_a_port_if_its_segment_is_not_cut_off(packet, port, flags, length):
+    kind, header, make = packet
+    sent = frame("m0", "m1", make(port, flags), kind)[:length]
+    opens = len(sent) >= header + 14 and flags & 0x12 == 0x02
+    assert port_to_open(sent) == (port if opens else None)
+
+
+@given(kind=st.sampled_from([0x0800, 0x86DD, 0x0806]), payload=st.binary(max_size=80))
+def test_any_payload_opens_no_port_or_one_that_it_has(kind, payload):
+    port = port_to_open(frame("m0", "m1", payload, kind))
+    assert port is None or struct.pack("!H", port) in payload
 
 
 @pytest.mark.parametrize(

@@ -416,8 +416,18 @@ def test_an_agent_without_the_token_is_refused(tmp_path, said):
     assert "from 127.0.0.1 was refused: it doesn't know the token" in said.text
 
 
-def test_a_second_agent_for_an_allocation_is_refused(tmp_path):
-    while_running(tmp_path, ProcessPlacement(["a"]), lambda call: (call(0), call(7)), once_it_works=True)
+def test_a_second_agent_for_an_allocation_is_refused(tmp_path, said):
+    sent_away = []
+
+    def act(call: AgentCall) -> None:
+        for index in (0, 7):
+            call(index)  # returns while the launch runs: it isn't wanted
+            sent_away.append(index)
+
+    while_running(tmp_path, ProcessPlacement(["a"]), act, once_it_works=True)
+    assert sent_away == [0, 7]
+    assert "was refused: allocation 0 has an agent already" in said.text
+    assert "was refused: there is no allocation 7, only 1" in said.text
 
 
 def test_nonsense_and_silence_disturb_nobody(tmp_path, monkeypatch):

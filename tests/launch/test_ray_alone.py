@@ -125,7 +125,7 @@ def test_an_address_where_nobody_answers_is_said_so_in_time(program):
         began = time.monotonic()
         code, said = program(CONNECT.format(address=f"127.0.0.1:{port}")).end(within_s=120)
     assert code == 1
-    assert f'No Ray cluster can be used at "127.0.0.1:{port}": what listens there has said nothing for 5 s' in said
+    assert f'No Ray cluster can be used at "127.0.0.1:{port}": what listens there has sent nothing for 5 s' in said
     assert time.monotonic() - began < 60
 
 
@@ -155,7 +155,7 @@ def test_a_ray_that_has_died_is_said_so_in_time(program, monkeypatch):
     assert len(refusals) == 4, said
     of_the_connected = "to which this process is connected, doesn't answer any more: "
     assert [of_the_connected in line for line in refusals] == [True, True, False, False]
-    assert "has said nothing for 5 s" in refusals[0]
+    assert "has sent nothing for 5 s" in refusals[0]
     assert all("Connection refused" in line for line in refusals[1:])
     assert all('No Ray cluster can be used at "' in line for line in refusals[2:])
     assert float(slowest) < 40
@@ -170,7 +170,7 @@ def test_a_head_that_is_lost_in_a_launch_ends_it_in_time(program, monkeypatch):
     assert code == 0, said
     address, took_s = said.splitlines()[-1].split()
     assert (
-        f"The head of the Ray cluster at {address} doesn't answer any more: what listens there has said nothing" in said
+        f"The head of the Ray cluster at {address} doesn't answer any more: what listens there has sent nothing" in said
     )
     assert "Without it, Ray can't place workers again. Start the cluster again, and then this program." in said
     assert float(took_s) < 60

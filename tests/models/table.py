@@ -1,10 +1,10 @@
-"""Support of Lightning's features in Footplate, as data. It generates docs/reference/lightning.md. A test checks each row.
+"""Support of Lightning's features in Footplate, as data. It generates pages of docs/reference. A test checks each row.
 
     supported    it works as in Lightning
     different    it works, with the difference in the note
     refused      one clear error, which names the alternative
 
-After a change, `make tables` writes the tables into docs/reference/lightning.md.
+After a change, `make tables` writes the tables into lightning.md and lightning-trainer.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 from footplate.compat.lightning.adapter import REFUSED_ARGUMENTS, REFUSED_ATTRIBUTES, REFUSED_HOOKS
 from footplate.compat.lightning.callbacks import REFUSED_CALLBACKS
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "lightning.md"
+_REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+# The pages with the tables. Each table is on one of them.
+DOCS = (_REFERENCE / "lightning.md", _REFERENCE / "lightning-trainer.md")
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def render(rows: tuple[Row, ...]) -> str:
 
 
 def filled(text: str) -> str:
-    """A document with all of its tables regenerated."""
+    """A page with all of its tables regenerated."""
     for name, rows in TABLES.items():
         text = with_table(text, name, f"\n{render(rows)}")
     return text

@@ -100,7 +100,7 @@ def test_a_report_shows_all_that_the_run_has(full, visit):
     for text in (
         "finished", "2 × cpu", "0123456789abcdef, with changes", "52% of the time waits for input", "320.4 samples/s",
         "Rank 1 worked longest in 3 of 3 comparisons: 13.0 s, 13.0% above the median.", "50 steps had to be trained again.",
-        "rank 1 is in `train` (train.py:7) since 41 s", "memory of the fact", "48 of 60 predictions are right (80.00%).",
+        "rank 1 is in `train` (train.py:7) since 41 s", "The measured memory", "48 of 60 predictions are right (80.00%).",
         "val_loss is 2.5", "python train.py --lr 0.001", "With seed 7.", "Every second of the run, by its cause.",
         "1.6 GFLOP/s", "images, 1",
     ):  # fmt: skip

@@ -1,11 +1,11 @@
 """Lightning's adapter: a `LightningModule` and its data module, callbacks and loggers run unchanged on our trainer.
 
-A LightningModule uses its trainer in some thirty places. Methods about logging and optimizers read the insides of
+A LightningModule uses its trainer in some thirty places. Methods about logging and optimizers read the internals of
 Lightning's trainer; `attach_module` puts our own methods over them, on the instance. The rest are plain attributes of the
 trainer: ours has most of them under the same name, `trainer_attributes` adds others, and `refused_attributes` refuses
-Lightning's insides with one sentence each. This file doesn't import Lightning: a program that uses it has imported it.
+Lightning's internals with one sentence each. This file doesn't import Lightning: a program that uses it has imported it.
 
-docs/reference/lightning.md lists what is supported, different or refused, and a test covers each of its rows.
+docs/reference/lightning.md and lightning-trainer.md list what is supported, different or refused. A test covers each row.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _refuse_hooks(module: Any) -> None:
 def _call_batch_hook(module: Any, name: str, *args: Any) -> Any:
     """Call a batch hook of the module. Lightning's exporters and loggers prepare an example input with this method.
 
-    Lightning's own method reads the insides of Lightning's trainer.
+    Lightning's own method reads the internals of Lightning's trainer.
     """
     return getattr(module, name)(*args)
 

@@ -77,7 +77,7 @@ class ServerHandshake:
 
         Raises:
             WrongTokenError: the client has not proved the token.
-            HandshakeError: the client isn't one of Footplate's, or speaks another protocol.
+            HandshakeError: the client isn't one of Footplate's, or uses another protocol.
         """
         answer = _as_message(answer)
         check_protocol(answer)
@@ -130,7 +130,7 @@ class ClientHandshake:
         """Prove the token, and say who this is.
 
         Raises:
-            HandshakeError: the server isn't one of Footplate's, or speaks another protocol.
+            HandshakeError: the server isn't one of Footplate's, or uses another protocol.
         """
         challenge = _as_message(challenge)
         check_protocol(challenge)
@@ -204,14 +204,14 @@ def check_protocol(message: Mapping[str, Any]) -> None:
     """Check the version in a message of the other side.
 
     Raises:
-        HandshakeError: it speaks another version, or isn't one of Footplate's programs.
+        HandshakeError: it uses another version, or isn't one of Footplate's programs.
     """
     protocol = message.get("protocol")
     if type(protocol) is not int:
         raise HandshakeError("it isn't one of Footplate's programs")
     if protocol != PROTOCOL:
         raise HandshakeError(
-            f"it speaks version {protocol} of Footplate's protocol, and this process version {PROTOCOL}. Install the same "
+            f"it uses version {protocol} of Footplate's protocol, and this process version {PROTOCOL}. Install the same "
             "Footplate on all machines"
         )
 

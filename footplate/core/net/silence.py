@@ -1,9 +1,9 @@
-"""Connections to machines that have gone without a word, which the kernel breaks after some seconds of silence.
+"""Connections to machines that have gone silent, which the kernel breaks after some seconds.
 
 A machine without power, or behind a broken link, doesn't close its connections. By default, the kernel waits a quarter of
-an hour for an answer to bytes that it has sent, and for ever if it only waits for bytes. With keepalive and a time limit it
-asks the other machine's kernel, and then breaks the connection. A suspended process keeps its connections, because its
-kernel answers.
+an hour for an answer to bytes that it has sent, and without limit if it only waits for bytes. With keepalive and a time
+limit it asks the other machine's kernel, and then breaks the connection. A suspended process keeps its connections, because
+its kernel answers.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _shake_hands(channel: Channel, call: AgentCall, index: int, node: str, addre
     """Return True if the driver accepts this agent. It closes the connection of an agent of an earlier group.
 
     Raises:
-        LaunchError: the other end has not proved the token, or speaks another protocol.
+        LaunchError: the other end has not proved the token, or uses another protocol.
     """
     try:
         challenge, binding = _next_message(channel).head, ""
@@ -123,7 +123,7 @@ def _next_message(channel: Channel) -> Message:
     """Wait for the one message that is due."""
     while True:
         if not select.select([channel], [], [], CONNECT_S)[0]:
-            raise ChannelClosedError(f"it said nothing for {CONNECT_S:.0f} s")
+            raise ChannelClosedError(f"it sent nothing for {CONNECT_S:.0f} s")
         for message in channel.receive():
             return message
 

@@ -16,6 +16,7 @@ which places a new group.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import select
@@ -40,6 +41,8 @@ from footplate.launch.cluster.placement import Placement
 from footplate.launch.dispatch import Waker, dispatch_ready
 from footplate.launch.local import KILL_S, Caller
 from footplate.launch.worker_group import Alive, Attempt, Ended, Event, Reported, Stacks, Wrote
+
+log = logging.getLogger(__name__)
 
 # Interval between two questions to the placement.
 LOOK_S = 0.2
@@ -249,7 +252,9 @@ class AgentGroup:
                 f"The agent on {info.machine} has {differences}. Other versions may not load what this one has pickled: "
                 "install the same ones on all nodes."
             )
-        if info.index in generation.agents or not 0 <= info.index < len(generation.slots):
+        refusal = self._refusal(info.index)
+        if refusal:
+            log.warning("an agent on %s was refused: %s", info.machine, refusal)
             channel.close()
             return
 
@@ -268,6 +273,13 @@ class AgentGroup:
             for rank, slot in zip(self._ranks, self._attempt.slots, strict=True):
                 rank.allocation = generation.allocations[slot]
             self._open_rendezvous()
+
+    def _refusal(self, index: int) -> str:
+        """The reason to refuse an agent with this allocation; empty if it is wanted."""
+        count = len(self._generation.slots)
+        if index in self._generation.agents:
+            return f"allocation {index} has an agent already"
+        return "" if 0 <= index < count else f"there is no allocation {index}, only {count}"
 
     def _open_rendezvous(self) -> None:
         """Ask the agent that runs rank 0 to open the store, now that all agents are there. `_start_workers` follows."""
@@ -365,7 +377,7 @@ class AgentGroup:
             if now > agent.heard_at + KILL_S:
                 self._lose(agent, f"nothing has come from it for {now - agent.heard_at:.0f} s")
             elif now > rank.killed_at + 2 * KILL_S:
-                self._lose(agent, "it did not do as it was told")
+                self._lose(agent, "it did not stop its workers when asked")
 
     def _lose(self, agent: _Agent, how: str) -> None:
         """Handle the loss of an agent.

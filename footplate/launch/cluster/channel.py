@@ -11,7 +11,7 @@ Nothing here blocks:
 - `flush` sends as much as the network takes.
 - `receive` gives what has arrived.
 
-The kernel finds a machine that has gone without a word (`core/net/silence.py`). With TLS (`core/net/tls.py`), `begin_tls`
+The kernel notices that a machine has gone silent (`core/net/silence.py`). With TLS (`core/net/tls.py`), `begin_tls`
 encrypts what follows in both directions.
 """
 
@@ -204,7 +204,7 @@ class Channel:
         try:
             plain = tls.received(data)
         except OSError as error:
-            raise ChannelClosedError(f"it doesn't speak TLS as it should: {error}") from error
+            raise ChannelClosedError(f"it sent invalid TLS data: {error}") from error
         # TLS has an answer of its own during its handshake.
         self._enqueue(b"")
         self.flush()

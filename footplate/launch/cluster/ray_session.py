@@ -84,7 +84,7 @@ def check_alive(address: str) -> None:
         try:
             answer = connection.recv(9)
         except TimeoutError:
-            raise TimeoutError(f"what listens there has said nothing for {ANSWER_S:g} s") from None
+            raise TimeoutError(f"what listens there has sent nothing for {ANSWER_S:g} s") from None
     if answer[3:4] != bytes([_SETTINGS]):
         raise ConnectionError("what listens there is not Ray")
 

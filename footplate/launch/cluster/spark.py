@@ -175,7 +175,7 @@ class _Stage:
                     log.warning("Spark has ended the tasks of all %d workers: %s", self._count, failure.text)
 
     def _wait_for_slots(self) -> bool:
-        """Wait until all tasks fit; return False if the stage shall end before."""
+        """Wait until all tasks fit; return False if the stage is cancelled before."""
         until = time.monotonic() + REGISTER_S
         while (slots := spark_session.slots(self._context, self._profile)) < self._count:
             if time.monotonic() > until:

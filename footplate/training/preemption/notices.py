@@ -129,7 +129,7 @@ class PolledNotices(Notices):
 
 
 def dmi(name: str) -> str:
-    """What the firmware says about the machine, such as its `sys_vendor`; empty if it says nothing."""
+    """What the firmware says about the machine, such as its `sys_vendor`; empty if it has none."""
     try:
         return (DMI / name).read_text().strip()
     except OSError:

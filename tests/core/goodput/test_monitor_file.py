@@ -122,7 +122,10 @@ def test_many_windows_are_merged(monkeypatch: pytest.MonkeyPatch):
 
 
 @given(st.binary(max_size=300) | st.text(alphabet='{"kind":swtarendo, 0123456789.-}\n', max_size=300).map(str.encode))
-def test_any_bytes_are_sessions_or_none(tmp_path_factory: pytest.TempPathFactory, content: bytes):
+def test_any_bytes_leave_the_rows_after_them_readable(tmp_path_factory: pytest.TempPathFactory, content: bytes):
     path = tmp_path_factory.mktemp("any") / "monitor.jsonl"
-    path.write_bytes(content)
-    MonitorFile(path).sessions()
+    path.write_bytes(content + b"\n" + lines(START, window(1), END).encode())
+    file = MonitorFile(path)
+    *earlier, last = file.sessions()
+    assert (last.time, last.status, [each.step for each in last.windows]) == (100.0, "finished", [10])
+    assert len(earlier) + file.damaged <= content.count(b"\n") + 1

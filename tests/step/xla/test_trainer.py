@@ -238,7 +238,7 @@ def test_a_setting_of_the_optimizer_that_changes_in_every_step_is_refused(traine
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1, weight_decay=0.1)
             return [optimizer], [{"scheduler": Decays(optimizer, 1), "interval": "step"}]
 
-    with pytest.raises(fp.ConfigError, match=r"compiled 9 times over.* weight_decay of SGD's group 0 was"):
+    with pytest.raises(fp.ConfigError, match=r"compiled 9 times.* weight_decay of SGD's group 0 was"):
         fitted(trainer, Decaying(), rows=200, accelerator="xla", enable_checkpointing=False)
 
 

@@ -26,7 +26,7 @@ from footplate.launch.process_lifetime import die_with, kill_group, kill_marked
 # Number of bytes that are read at once.
 PIECE = 1 << 16
 JOB_ID = "FOOTPLATE_JOB_ID"
-# Pieces of output to read after a process has ended. Its children may write for ever.
+# Pieces of output to read after a process has ended. Its children may never stop writing.
 _LEFT = 1024
 
 

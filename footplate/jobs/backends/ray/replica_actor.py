@@ -49,7 +49,7 @@ PROFILE_S = 15.0
 FOLLOWED_S = 5.0
 # Messages that wait to be fetched.
 _HELD = 16
-# Pieces of output to read after a process has ended. Its children may write for ever.
+# Pieces of output to read after a process has ended. Its children may never stop writing.
 _LEFT = 1024
 _TICK_S = 0.25
 _PAUSE_S = 0.05

@@ -97,7 +97,7 @@ class Client:
 
         Raises:
             Refused: Slurm refuses it.
-            Away: Slurm doesn't answer. It may have the job nevertheless.
+            Away: Slurm doesn't answer. It may have accepted the job.
         """
         result = self._run(["sbatch", "--parsable", *arguments, script], environ)
         if result.returncode:

@@ -49,7 +49,7 @@ from footplate.launch.rendezvous import free_addresses, own_address
 
 PIECE = 1 << 16
 ALIVE_S = 20.0
-# Pieces of output to read after a process has ended. Its children may write for ever.
+# Pieces of output to read after a process has ended. Its children may never stop writing.
 _LEFT = 1024
 _TICK_S = 0.25
 # Slurm's variables that a program gets. Those of the step describe this program's task, and would confuse other libraries.

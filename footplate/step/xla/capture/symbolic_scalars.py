@@ -1,8 +1,8 @@
 """Numbers that change from step to step: inputs of the program, or decisions between programs.
 
 `batch_idx`, `current_epoch` and `global_step` are plain numbers. A captured step that read one would silently keep its
-value for ever: a warm-up that never ends, a schedule that never moves. So during capture each of them is a `Number`,
-which knows its value at that moment and how it is computed:
+value in all later steps: a warm-up that never ends, a schedule that never moves. So during capture each of them is a
+`Number`, which knows its value at that moment and how it is computed:
 
     beta = min(1.0, self.global_step / 1000)    a Number, computed from global_step
     loss = loss + beta * kl                     where it meets a tensor, it becomes an input of the graph

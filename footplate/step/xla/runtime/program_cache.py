@@ -291,7 +291,7 @@ class ProgramCache:
         self._reason = f" since {reason}"
         if self._changes > MOST_CHANGES:
             raise ConfigError(
-                f"The step has been compiled {self._changes} times over, the last time{self._reason}. Leave that "
+                f"The step has been compiled {self._changes} times, the last time{self._reason}. Leave that "
                 "unchanged, keep what changes in a buffer (a number can be an attribute, if the step only computes with "
                 "it), or train with another accelerator."
             )
