@@ -32,6 +32,7 @@ RATIOS = {
     },
     "logical_ranks": {"step", "wall_step", "step_mlp", "wall_step_mlp"},
     "checkpoint_stall": {"stall_vs_memcpy", "stall_vs_lightning", "step_while_writing"},
+    "fsdp_memory": {"peak_vs_plain_fsdp2", "construction_peak_vs_shard", "step_vs_plain_fsdp2"},
     "horovod_overhead": {
         "wall_tiny_mlp",
         "cpu_tiny_mlp",
