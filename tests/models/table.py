@@ -108,8 +108,8 @@ ARGUMENTS = (
         "that were started already must be `num_nodes` × `devices`"),
     Row("strategy", "different", "by name: \"auto\", \"ddp\", \"ddp_find_unused_parameters_true\", \"fsdp\" (which is "
         "FSDP2), and \"replicas\", in the place of the \"dp\" that Lightning had; `DDPStrategy`, with no "
-        "option but `find_unused_parameters`, stands for its name; `FSDPStrategy` for [ours](../guide/sharding.md) with its "
-        "types of layers, sharding and mesh; other objects and names are refused"),
+        "option but `find_unused_parameters`, stands for its name; `FSDPStrategy` for [ours](../guide/sharding.md) with "
+        "its types of layers, sharding and mesh; other objects and names are refused"),
     Row("logger", "different", "`True` is a CSV file, not TensorBoard. Rows are numbered by optimizer steps taken, from 1 "
         "(Lightning: by batches, from 0)"),
     Row("accumulate_grad_batches", "different", "a step may return a sum of losses with its weight, for a [mean over "
