@@ -6,6 +6,8 @@
 While the average is in the module (during validation and after training), the trained weights are kept aside. The
 `state_dict` of a checkpoint is always the average, so that loading it gives the better model. The trained weights are
 saved, too, as `current_model_state`, and a resumed run continues with them. The names are those of Lightning's callback.
+
+If the model is sharded over ranks, each rank averages its own shards.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class EMAWeightAveraging(Callback):
         use_buffers: also average floating-point buffers, such as running statistics; otherwise the trained ones are used.
 
     Raises:
-        ConfigError: a number is out of range, or the model is sharded over ranks.
+        ConfigError: a number is out of range.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class EMAWeightAveraging(Callback):
         self._aside: dict[str, Tensor] = {}
         # True while the average is in the module.
         self._in_use = False
+        # True if the tensors are shards of this rank (DTensor).
+        self._sharded = False
         # The step of the last update check.
         self._steps = 0
         # Averaged tensors: aside, and in the module.
@@ -86,13 +90,8 @@ class EMAWeightAveraging(Callback):
         if stage == "fit":
             self._reset()
 
-    def on_fit_start(self, trainer: TrainerView, pl_module: Module) -> None:
-        if trainer.parallel.sharded:
-            raise ConfigError(
-                'EMAWeightAveraging can\'t average a model whose weights are sharded over ranks: use strategy="ddp".'
-            )
-
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
+        self._sharded = trainer.parallel.sharded
         trained = pl_module.state_dict()
         if not self._aside:
             self._aside = _copied(trained)
@@ -127,6 +126,8 @@ class EMAWeightAveraging(Callback):
 
         for buffers, name, current, position in self._buffers:
             current[position] = buffers[name]  # pyright: ignore[reportArgumentType, reportCallIssue]
+        if self._sharded:
+            average, trained = _local(average), _local(trained)
         if average and index <= self.update_starting_at_step:
             torch._foreach_copy_(average, trained)  # pyright: ignore[reportPrivateImportUsage]
         elif average:
@@ -159,7 +160,8 @@ class EMAWeightAveraging(Callback):
     def on_load_checkpoint(self, trainer: TrainerView, pl_module: Module, checkpoint: dict[str, Any]) -> None:
         if TRAINED in checkpoint:
             self._aside = _copied(pl_module.state_dict())
-            pl_module.load_state_dict(checkpoint[TRAINED])
+            trained = trainer.parallel.weight_parts({"state_dict": checkpoint[TRAINED]}, pl_module)
+            pl_module.load_state_dict(trained["state_dict"])
 
     @torch.no_grad()
     def _exchange(self, module: Module) -> None:
@@ -174,3 +176,8 @@ class EMAWeightAveraging(Callback):
 
 def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items()}
+
+
+def _local(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the shards of this rank, in the same memory. torch's functions for lists take no DTensors."""
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]  # type: ignore[attr-defined]

@@ -190,11 +190,6 @@ def test_numbers_that_can_not_be_are_refused(given, message):
         fp.EMAWeightAveraging(**given)
 
 
-def test_a_sharded_model_is_refused(trainer):
-    with pytest.raises(fp.ConfigError, match="sharded over ranks"):
-        trainer(callbacks=fp.EMAWeightAveraging(), devices=2, strategy="fsdp").fit(Classifier(), loader())
-
-
 def test_a_file_of_weights_alone_holds_the_average(trainer, tmp_path):
     whole = fp.ModelCheckpoint(tmp_path / "whole", save_on_train_epoch_end=False)
     alone = fp.ModelCheckpoint(tmp_path / "alone", save_weights_only=True, save_on_train_epoch_end=False)

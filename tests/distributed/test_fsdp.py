@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.callbacks.weight_averaging import TRAINED
 from footplate.distributed.fsdp import repeated_blocks
 
 
@@ -99,6 +100,25 @@ def test_a_checkpoint_of_a_sharded_model_is_one_of_the_whole_model(tmp_path):
     Deep().load_state_dict(checkpoint.load(found)["state_dict"])
 
     rest = ranks.run(lambda: train(tmp_path / "cut", 8, 4, ckpt_path="last"), 2)
+    for name, value in whole[0]["weights"].items():
+        assert torch.equal(value, rest[0]["weights"][name]), name
+
+
+def test_each_rank_averages_its_shards_and_a_resumed_run_continues_both(tmp_path):
+    def averaged(name, batch_size, epochs, strategy="fsdp", ckpt_path=None):
+        averaging = fp.EMAWeightAveraging(decay=0.8)
+        return train(tmp_path / name, batch_size, epochs, strategy, ckpt_path, callbacks=[averaging])
+
+    alone = averaged("alone", 16, 4, "auto")
+    whole = ranks.run(lambda: averaged("whole", 8, 4), 2)
+    close(alone["weights"], whole[0]["weights"])
+    assert abs(whole[0]["val_loss"] - alone["val_loss"]) < 1e-5
+
+    ranks.run(lambda: averaged("cut", 8, 2), 2)
+    saved = checkpoint.load(checkpoint.newest([tmp_path / "cut" / "checkpoints"]))
+    Deep().load_state_dict(saved["state_dict"])
+    assert not torch.equal(saved["state_dict"]["last.weight"], saved[TRAINED]["last.weight"])
+    rest = ranks.run(lambda: averaged("cut", 8, 4, ckpt_path="last"), 2)
     for name, value in whole[0]["weights"].items():
         assert torch.equal(value, rest[0]["weights"][name]), name
 
