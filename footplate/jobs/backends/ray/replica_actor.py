@@ -312,7 +312,7 @@ def _directory(task: ReplicaTask, home: Home) -> Iterator[Path]:
     if directory.is_dir():
         yield directory
         return
-    directory = home.guest(task.key)
+    directory = home.node_directory(task.key)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     hold = Hold(directory.with_suffix(".lock"))
     try:
