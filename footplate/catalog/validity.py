@@ -34,7 +34,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Validity:
     """The result of a check.
 
     Attributes:
@@ -51,7 +51,7 @@ class Verdict:
         return f"{self.problem} Nearest: {any_of(self.nearest)}." if self.nearest else self.problem
 
 
-def check(machine: Machine, accelerator: Accelerator | None = None, count: int = 0) -> Verdict:
+def check(machine: Machine, accelerator: Accelerator | None = None, count: int = 0) -> Validity:
     """Check if `machine` takes `count` of `accelerator`.
 
     Args:
@@ -60,15 +60,15 @@ def check(machine: Machine, accelerator: Accelerator | None = None, count: int =
         count: the number for each machine.
     """
     if accelerator is None:
-        return Verdict()
+        return Validity()
     if machine.accelerator is not None:
         return _check_built_in(machine, accelerator, count)
     counts = catalog().counts.get((machine.name, accelerator.name))
     if counts is None:
         return _check_unlisted(machine, accelerator, count)
     if count in counts:
-        return Verdict()
-    return Verdict(_refusal(machine, accelerator, count, counts), nearest(machine, accelerator, count))
+        return Validity()
+    return Validity(_refusal(machine, accelerator, count, counts), nearest(machine, accelerator, count))
 
 
 def valid_choices(accelerator: Accelerator) -> list[Choice]:
@@ -105,24 +105,26 @@ def _distance(choice: Choice, machine: Machine, count: int) -> tuple[float, ...]
     return (abs(choice.count - count) / max(count, 1) + size, choice.count < count, shape)
 
 
-def _check_built_in(machine: Machine, accelerator: Accelerator, count: int) -> Verdict:
+def _check_built_in(machine: Machine, accelerator: Accelerator, count: int) -> Validity:
     own = catalog().accelerators[machine.accelerator or ""]
     has = f"{machine.name} has {machine.accelerator_count} {own.short} built in"
     if machine.legacy:
-        return Verdict(f"{has}, and takes no acceleratorConfig: leave that out, or name a Compute Engine machine type.")
+        return Validity(
+            f"{has}, and takes no acceleratorConfig: leave that out, or name a Compute Engine machine type."
+        )
     if (accelerator.name, count) == (own.name, machine.accelerator_count):
-        return Verdict()
-    return Verdict(f"{has}, and can't take {count} {accelerator.short}.", nearest(machine, accelerator, count))
+        return Validity()
+    return Validity(f"{has}, and can't take {count} {accelerator.short}.", nearest(machine, accelerator, count))
 
 
-def _check_unlisted(machine: Machine, accelerator: Accelerator, count: int) -> Verdict:
+def _check_unlisted(machine: Machine, accelerator: Accelerator, count: int) -> Validity:
     takes = [name for name, _ in _takes(machine)]
     if not takes:
         problem = f"{machine.name} takes no accelerators."
     else:
         names = all_of(catalog().accelerators[name].short for name in takes)
         problem = f"{machine.name} can't take {accelerator.short}; it takes {names}."
-    return Verdict(problem, nearest(machine, accelerator, count))
+    return Validity(problem, nearest(machine, accelerator, count))
 
 
 def _takes(machine: Machine) -> list[tuple[str, tuple[int, ...]]]:

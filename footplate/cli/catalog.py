@@ -195,15 +195,15 @@ def _check(args: Namespace) -> int:
     wanted = accelerator("accelerator", args.accelerator) if args.accelerator else None
     machine = find_machine(args.machine)
     kind = find_accelerator(wanted["type"]) if wanted else None
-    verdict = check(machine, kind, _count(wanted["count"]) if wanted else 0)
+    validity = check(machine, kind, _count(wanted["count"]) if wanted else 0)
 
     choice = Choice(machine.name, machine.accelerator, machine.accelerator_count)
     if kind is not None and wanted is not None and machine.accelerator is None:
         choice = Choice(machine.name, kind.name, int(wanted["count"]))
-    problems = [str(verdict)] if verdict.problem else []
+    problems = [str(validity)] if validity.problem else []
     if args.region:
         problems += check_region(args.region, [choice.accelerator] if choice.accelerator else [])
-    notice = None if verdict.problem else what_became(choice)
+    notice = None if validity.problem else what_became(choice)
     zones = zones_of(choice.accelerator, args.region) if choice.accelerator and not problems else []
 
     answer = {
@@ -211,7 +211,7 @@ def _check(args: Namespace) -> int:
         "region": args.region,
         "valid": not problems,
         "problems": problems,
-        "nearest": [asdict(nearest) for nearest in verdict.nearest],
+        "nearest": [asdict(nearest) for nearest in validity.nearest],
         "zones": zones,
         "notice": notice,
         "today": asdict(today(choice)) if notice else None,

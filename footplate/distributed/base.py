@@ -122,12 +122,6 @@ class Strategy:
         """The module's state under its own names; sharded tensors as `DTensor`."""
         return dict(module.state_dict())
 
-    def optim_state_dict(self, module: nn.Module, optimizers: Any) -> dict[str, Any]:
-        """The optimizers' state under the parameters' names; sharded tensors as `DTensor`."""
-        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-        return dict(get_optimizer_state_dict(module, optimizers))
-
     def whole(self, state: Any) -> Any:
         """A state with every sharded tensor gathered. All ranks call it."""
         return state

@@ -96,6 +96,14 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def system_text(file: Path) -> str:
+    """Return the text of a small file, such as those in `/proc` and `/sys`. Empty if it can't be read."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
 def readable_size(nbytes: int) -> str:
     """Format a number of bytes: "7.9 GiB" or "64 MiB"."""
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
@@ -144,20 +152,13 @@ def _groups(root: Path) -> Iterator[Path]:
 
 def _cores(group: Path) -> list[float]:
     quota, period = "max", "100000"
-    if text := _read(group / _CORES_V2):
+    if text := system_text(group / _CORES_V2):
         quota, period = text.split()
-    elif text := _read(group / _CORES_V1):
-        quota, period = text, _read(group / "cpu.cfs_period_us") or period
+    elif text := system_text(group / _CORES_V1):
+        quota, period = text, system_text(group / "cpu.cfs_period_us") or period
     return [] if quota in ("max", "-1") else [int(quota) / int(period)]
 
 
 def _bytes(group: Path) -> list[int]:
-    text = _read(group / _MEMORY_V2) or _read(group / _MEMORY_V1) or "max"
+    text = system_text(group / _MEMORY_V2) or system_text(group / _MEMORY_V1) or "max"
     return [] if text == "max" else [int(text)]
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""

@@ -63,7 +63,7 @@ class Package:
 
 def required_packages() -> tuple[Package, ...]:
     """Return the packages that all training needs."""
-    return tuple(_required(name, oldest, _version(name)) for name, oldest in REQUIRED.items())
+    return tuple(_required(name, oldest, installed_version(name)) for name, oldest in REQUIRED.items())
 
 
 def optional_packages() -> tuple[Package, ...]:
@@ -71,12 +71,20 @@ def optional_packages() -> tuple[Package, ...]:
     return tuple(
         Package(
             name=extra.package,
-            version=_version(extra.package) or ("unknown" if find_spec(extra.module) else None),
+            version=installed_version(extra.package) or ("unknown" if find_spec(extra.module) else None),
             purpose=extra.purpose,
             install=f'pip install "footplate[{extra.name}]"',
         )
         for extra in EXTRAS
     )
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a package. None if it isn't installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def is_older(version_text: str, oldest: str) -> bool:
@@ -97,10 +105,3 @@ def _required(name: str, oldest: str, installed: str | None) -> Package:
 def _numbers(text: str) -> list[int]:
     numbers = [int(part) for part in re.findall(r"\d+", text.partition("+")[0])]
     return [*numbers, 0, 0, 0][:3]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

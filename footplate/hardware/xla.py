@@ -15,7 +15,6 @@ Nothing here has run on a TPU.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -31,6 +30,7 @@ from footplate.distributed.world import World
 from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.devices import Devices, read_devices
 from footplate.hardware.machine import cpu_model
+from footplate.hardware.packages import installed_version
 from footplate.hardware.xla_processes import join
 
 MOST_VIRTUAL = 64
@@ -119,13 +119,8 @@ class XLA(Accelerator):
 
     def describe(self) -> dict[str, Any]:
         """The versions of JAX, and of the TPU's compiler if it is installed."""
-        versions: dict[str, Any] = {}
-        for package in ("jax", "jaxlib", "libtpu"):
-            try:
-                versions[package] = importlib.metadata.version(package)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return versions
+        versions = {package: installed_version(package) for package in ("jax", "jaxlib", "libtpu")}
+        return {package: version for package, version in versions.items() if version is not None}
 
 
 class TPU(XLA):

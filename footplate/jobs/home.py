@@ -113,6 +113,6 @@ class Home:
         """The folder with the output of an attempt."""
         return self.job(name) / f"attempt-{attempt}"
 
-    def guest(self, key: str) -> Path:
+    def node_directory(self, key: str) -> Path:
         """The working directory of an attempt on a node that lacks the directory of the submission."""
         return self.root / "guests" / key

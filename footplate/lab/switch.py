@@ -101,13 +101,13 @@ class Switch:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(5.0)
             try:
-                self._obey(json.loads(connection.makefile("rb").readline()))
+                self._carry_out(json.loads(connection.makefile("rb").readline()))
                 answer = {}
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
-    def _obey(self, request: dict[str, Any]) -> None:
+    def _carry_out(self, request: dict[str, Any]) -> None:
         do = request["do"]
         if do == "plug":
             self._plug(request["machine"], request["network"], bytes.fromhex(request["mac"]))

@@ -162,11 +162,6 @@ def put_back(server: ServerProcess) -> None:
             _pool.pop(0).end()
 
 
-def pooled_pids() -> list[int]:
-    """The process ids of the fork servers in the pool."""
-    return [server.process.pid for server in _pool]
-
-
 @atexit.register
 def end_all() -> None:
     """End the fork servers in the pool."""

@@ -11,14 +11,14 @@ runs a `Share`: the one with rank 0 binds the socket, and the driver tells the o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from footplate.distributed import network_interface
-from footplate.launch import cluster_variables
 from footplate.launch.worker_group import Attempt
 
 HOST = "127.0.0.1"
@@ -98,7 +98,33 @@ def environment(share: Share, rank: int) -> dict[str, str]:
         variables[network_interface.VARIABLE] = interface
     if share.address != HOST and os.environ.get(network_interface.CHOICE) and NCCL not in os.environ:
         variables[NCCL] = os.environ[network_interface.CHOICE]
-    return {**variables, **cluster_variables.environment(share.tasks, rank), **share.environment}
+    return {**variables, **task_environment(share.tasks, rank), **share.environment}
+
+
+def task_environment(tasks: Sequence[str], rank: int) -> dict[str, str]:
+    """`TF_CONFIG` and `CLUSTER_SPEC`: variables that tell a rank its role, for TensorFlow and for Google's training jobs.
+
+    Rank 0 is the chief (`workerpool0`), the other ranks are workers (`workerpool1`). Each has an address of its own for its
+    TensorFlow server; torch doesn't use them. Without addresses, there are no variables.
+
+    >>> task_environment(["a:1", "b:2"], 1)["TF_CONFIG"]
+    '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 0}}'
+    """
+    if not tasks:
+        return {}
+    return {
+        "TF_CONFIG": json.dumps(_tasks_and_own(tasks, rank, "chief", "worker")),
+        "CLUSTER_SPEC": json.dumps(_tasks_and_own(tasks, rank, "workerpool0", "workerpool1")),
+    }
+
+
+def _tasks_and_own(tasks: Sequence[str], rank: int, first: str, rest: str) -> dict[str, object]:
+    """All tasks of the cluster, and a rank's own."""
+    cluster = {first: [tasks[0]]}
+    if len(tasks) > 1:
+        cluster[rest] = list(tasks[1:])
+    task = {"type": rest, "index": rank - 1} if rank else {"type": first, "index": 0}
+    return {"cluster": cluster, "task": task}
 
 
 def host_store(listening: int) -> Any:

@@ -1,4 +1,4 @@
-"""Measurements of this process: batches, garbage collection, memory, compilation."""
+"""Measurements of this process: batches, the loader, garbage collection, memory, compilation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
+from footplate.data.adapters.seeded_dataloader import SeededDataLoader
+from footplate.data.adapters.wrappers import ReplayedLoader, SameEpoch, StatefulLoader
+from footplate.hardware.machine import usable_cores
 from footplate.hardware.transfer import batch_rows
-from footplate.monitoring.evidence import Compilation
+from footplate.monitoring.evidence import Compilation, LoaderFacts
 from footplate.step.examined_step import ExaminedStep
 
 
@@ -45,6 +49,32 @@ class BatchSize:
         if first is None or first.ndim != 2 or first.is_floating_point() or first.dtype == torch.bool:
             return cls(rows)
         return cls(rows, first.shape[1])
+
+
+def loader_facts(loader: Any, wall_s: float) -> LoaderFacts:
+    """Describe a training loader: its workers, what they do, and how busy its threads are.
+
+    Args:
+        loader: any iterable of batches, adapted or not.
+        wall_s: the time for which it has been used.
+    """
+    while isinstance(loader, (SameEpoch, ReplayedLoader, StatefulLoader, SeededDataLoader)):
+        loader = loader.loader
+    cores = max(1, int(usable_cores()))
+    if isinstance(loader, DataLoader):
+        return LoaderFacts("torch", loader.num_workers, cores=cores)
+    if hasattr(loader, "decodes"):
+        busy = loader.busy
+        return LoaderFacts(
+            "table",
+            loader.threads,
+            min(1.0, busy.wall_s / max(1e-9, wall_s * loader.threads)),
+            busy.cpu_s / busy.wall_s if busy.wall_s else None,
+            tuple(loader.decodes),
+            loader.transforms,
+            cores,
+        )
+    return LoaderFacts("other", cores=cores)
 
 
 class Collections:

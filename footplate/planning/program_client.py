@@ -25,12 +25,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from footplate.core.errors import FootplateError, MissingExtra
 from footplate.core.optional import require
+from footplate.hardware.packages import installed_version
 from footplate.planning.compiler import Request
 from footplate.planning.hlo import Collective
 from footplate.planning.serialized_step import SerializedStep, fingerprint
@@ -127,7 +127,7 @@ def cache_directory() -> Path:
 def _key(request: Request) -> str:
     digest = hashlib.sha256(fingerprint(request.step).encode())
     digest.update(f"{_FORMAT} {request.platform} {request.topology} {sorted(request.options.items())}".encode())
-    packages = [_version(package) for package in ("jax", "jaxlib", "libtpu")]
+    packages = [installed_version(package) for package in ("jax", "jaxlib", "libtpu")]
     settings = [os.environ.get(name) for name in ("JAX_ENABLE_X64", "XLA_FLAGS", "LIBTPU_INIT_ARGS")]
     digest.update(f"{packages} {settings}".encode())
 
@@ -136,13 +136,6 @@ def _key(request: Request) -> str:
     for file in sorted(lowering.glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:32]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _read(reply: dict[str, Any]) -> Program:

@@ -67,14 +67,6 @@ def limit_batches(name: str, limit: Limit, total: float) -> float:
     return batches
 
 
-def count_batches(loader: Any) -> float:
-    """Return the length of a loader. Infinite if it has none."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return math.inf
-
-
 def validation_seconds(val_check_interval: Any) -> float | None:
     """Return the seconds between two validations, for a duration. None for batches or a share of an epoch.
 

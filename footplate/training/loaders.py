@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
 from footplate.data.adapters.adapt import adapt
+from footplate.data.adapters.combination import count_batches
 from footplate.data.adapters.combined import leaves_of, loaders_of
 from footplate.data.adapters.evaluation import apart_from_training, share_out
 from footplate.data.adapters.logical_loader import logical_loader
 from footplate.data.adapters.rank_shares import even
 from footplate.data.adapters.workers import pin_for
 from footplate.distributed.uneven_loaders import shortest
-from footplate.training.argument_checks import count_batches, limit_batches
+from footplate.training.argument_checks import limit_batches
 
 if TYPE_CHECKING:
     from footplate.training.run import Run

@@ -29,7 +29,6 @@ from footplate.core.goodput import goodput
 from footplate.core.time_split import TimeSplit
 from footplate.monitoring import measures
 from footplate.monitoring.evidence import Evidence
-from footplate.monitoring.loader_facts import loader_facts
 from footplate.monitoring.record import MonitorFile
 from footplate.monitoring.rules import Advice, advise
 from footplate.monitoring.summary import summarise
@@ -295,7 +294,7 @@ class Monitor:
             precision=run.precision.name,
             log_every_n_steps=run.config.log_every_n_steps,
             saves=self._saves,
-            loader=loader_facts(loader, sum(self.seconds.values())),
+            loader=measures.loader_facts(loader, sum(self.seconds.values())),
             hooks=tuple(_owners(run)),
             operations=examined.operations if examined else 0,
             flops=self._flops(run),

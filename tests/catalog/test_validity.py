@@ -24,10 +24,10 @@ def refusal(machine: str, accelerator: str, count: int) -> str:
 @settings(deadline=None)
 @given(MACHINES, ACCELERATORS, st.integers(0, 20))
 def test_valid_is_what_the_table_lists_or_the_machine_has(machine, accelerator, count):
-    verdict = check(machine, accelerator, count)
+    validity = check(machine, accelerator, count)
     listed = count in catalog().counts.get((machine.name, accelerator.name), ())
     has = (machine.accelerator, machine.accelerator_count) == (accelerator.name, count) and not machine.legacy
-    assert (verdict.problem is None) == (listed or has)
+    assert (validity.problem is None) == (listed or has)
 
 
 @settings(deadline=None)

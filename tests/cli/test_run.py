@@ -17,7 +17,7 @@ import torch
 from ports import free_port
 
 from footplate.cli.run import split
-from footplate.launch import cluster_variables
+from footplate.launch.rendezvous import task_environment
 
 DDP = """
 import argparse
@@ -296,9 +296,9 @@ assert int(os.environ["MASTER_PORT"])
 
 
 def test_a_single_task_is_the_chief_and_unknown_addresses_are_left_out():
-    alone = cluster_variables.environment(["a:1"], 0)
+    alone = task_environment(["a:1"], 0)
     assert json.loads(alone["TF_CONFIG"]) == {"cluster": {"chief": ["a:1"]}, "task": {"type": "chief", "index": 0}}
-    assert cluster_variables.environment([], 0) == {}
+    assert task_environment([], 0) == {}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -17,9 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from footplate.core.stacks import answering, asking, proc, requests
-from footplate.core.stacks.dumps import from_faulthandler, from_py_spy
 from footplate.core.stacks.report import report_on
-from footplate.core.stacks.snapshot import Collective, Frame, Process, Thread, ranks_of, without_ranks
+from footplate.core.stacks.snapshot import (
+    Collective,
+    Frame,
+    Process,
+    Thread,
+    from_faulthandler,
+    from_py_spy,
+    ranks_of,
+    without_ranks,
+)
 
 BEGIN = """
 import ctypes, os, signal, sys, threading, time

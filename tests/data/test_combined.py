@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import footplate as fp
 from footplate import checkpoint
 from footplate.data.adapters.adapt import adapt
-from footplate.data.adapters.combination import MODES
+from footplate.data.adapters.combination import MODES, count_batches
 from footplate.data.adapters.combined import CombinedLoader
 from footplate.data.adapters.evaluation import share_out
 from footplate.data.adapters.rank_shares import even, weigher
@@ -60,6 +61,11 @@ def test_a_mode_says_which_batches_make_one(mode: Any, expected: Any) -> None:
 def test_sequential_says_which_loader_a_batch_is_of() -> None:
     combined = CombinedLoader([range(2), range(1)], "sequential")
     assert (len(combined), list(combined)) == (3, [(0, 0, 0), (1, 1, 0), (0, 0, 1)])
+
+
+def test_batches_are_counted_where_they_can_be() -> None:
+    assert count_batches([1, 2]) == 2
+    assert count_batches(iter([1, 2])) == math.inf
 
 
 def test_batches_have_the_shape_of_the_collection() -> None:

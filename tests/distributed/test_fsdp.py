@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from models import ranks
 from models.small import dataset
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
@@ -59,7 +60,7 @@ def train(root, batch_size, epochs=2, strategy="fsdp", ckpt_path=None, **setting
     )
     state = trainer.parallel.state_dict(model)
     sharded = sorted(name for name, value in state.items() if isinstance(value, DTensor))
-    optimizer = trainer.parallel.optim_state_dict(model, trainer.optimizers)
+    optimizer = get_optimizer_state_dict(model, trainer.optimizers)
     tested = trainer.validate(model, DataLoader(dataset(33), batch_size), verbose=False)
     return {
         "weights": trainer.parallel.whole(state),

@@ -40,7 +40,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs
 import sys
 sys.path[:] = [entry for entry in sys.path if "site-packages" not in entry] + [{str(Path(__file__).parents[2])!r}]
 from footplate.hardware import packages
-numpy = packages._required("numpy", "1.26", packages._version("numpy"))
+numpy = packages._required("numpy", "1.26", packages.installed_version("numpy"))
 assert numpy.version is None, numpy
 assert 'pip install "numpy>=1.26"' in numpy.problem, numpy
 images = packages.optional_packages()[0]

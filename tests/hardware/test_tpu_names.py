@@ -37,7 +37,7 @@ def test_a_name_stands_for_chips_cores_devices_and_hosts(name, generation, chips
 @pytest.mark.parametrize("one", slices().values(), ids=str)
 def test_the_numbers_of_a_slice_fit_together(one):
     assert math.prod(map(int, one.topology.split("x"))) == one.chips
-    assert one.count == one.chips * one.generation.counted_per_chip
+    assert one.count == (one.cores if one.generation.counts == "cores" else one.chips)
     assert one.chips % one.hosts == 0
     assert one.chips // one.hosts in (1, 4, 8)
     assert slice_of(one.name) is one

@@ -104,8 +104,8 @@ def test_an_environment_stays_while_it_is_held_and_one_that_was_cut_off_goes(hom
 
 def test_on_a_node_what_attempts_have_left_goes_but_no_package_and_nothing_that_is_held_or_young(project, home):  # noqa: F811
     taken = project.take()
-    made = [home.root / "environments/old", home.root / "unpacked/boot/old", home.guest("ended-1")]
-    kept = [home.root / "environments/held", home.guest("runs-1"), home.guest("young-1"), taken.path]
+    made = [home.root / "environments/old", home.root / "unpacked/boot/old", home.node_directory("ended-1")]
+    kept = [home.root / "environments/held", home.node_directory("runs-1"), home.node_directory("young-1"), taken.path]
     for path in (*made, *kept[:3]):
         path.mkdir(parents=True)
         path.with_suffix(".lock").touch()
@@ -114,7 +114,7 @@ def test_on_a_node_what_attempts_have_left_goes_but_no_package_and_nothing_that_
     holds = [Hold(path.with_suffix(".lock")) for path in kept[:2]]
     clean_node(home)
     assert not any(path.exists() for path in made)
-    assert not home.guest("ended-1").with_suffix(".lock").exists()
+    assert not home.node_directory("ended-1").with_suffix(".lock").exists()
     assert all(path.exists() for path in kept)
     for hold in holds:
         hold.release()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launched import Program
+from launched import Program, pooled_pids
 from ray_nodes import end_ray_nodes, is_rays
 from sessions import end_spark_session, is_sparks
 
-from footplate.launch import Restarts, fork_server_pool
+from footplate.launch import Restarts
 
 
 @pytest.hookimpl(trylast=True)
@@ -42,7 +42,7 @@ def no_orphans() -> Iterator[None]:
     """Check that a test's launches leave no process behind, except fork servers in the pool, and engines."""
     before = set(psutil.Process().children(recursive=True))
     yield
-    pooled = {psutil.Process(pid) for pid in fork_server_pool.pooled_pids()}
+    pooled = {psutil.Process(pid) for pid in pooled_pids()}
     now = {one for one in psutil.Process().children(recursive=True) if not (is_rays(one) or is_sparks(one))}
     left = now - before - pooled
     assert not psutil.wait_procs(list(left), timeout=20)[1]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from footplate.launch import fork_server_pool
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -41,6 +43,11 @@ class Program:
         """Wait for its end, at most `within_s` after that of its output. Return the exit code and the remaining output."""
         rest = self.process.stdout.read()
         return self.process.wait(within_s), rest
+
+
+def pooled_pids() -> list[int]:
+    """The process ids of the fork servers in the pool, the oldest first."""
+    return [server.process.pid for server in fork_server_pool._pool]
 
 
 def gone(processes: list[psutil.Process], within_s: float = 30) -> bool:

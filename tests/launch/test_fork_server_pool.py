@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from launched import gone
+from launched import gone, pooled_pids
 from torch import distributed as dist
 
 from footplate.launch import fork_server_pool, launch
@@ -29,7 +29,7 @@ def fork_server() -> int:
 
 def test_the_second_launch_uses_the_fork_server_of_the_first():
     first = fork_server()
-    assert fork_server_pool.pooled_pids() == [first]
+    assert pooled_pids() == [first]
     assert fork_server() == first
 
 
@@ -68,7 +68,7 @@ def test_settings_that_imports_read_need_another_fork_server(tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     third = fork_server()
     assert len({first, second, third}) == 3
-    assert fork_server_pool.pooled_pids() == [second, third]  # the oldest was ended
+    assert pooled_pids() == [second, third]  # the oldest was ended
     assert not psutil.pid_exists(first)
 
 

@@ -14,7 +14,6 @@ from footplate.training.argument_checks import (
     as_list,
     check_count,
     check_limit,
-    count_batches,
     limit_batches,
     validation_interval,
 )
@@ -112,11 +111,6 @@ def test_counts_are_integers_of_at_least_the_least(value):
 
 def test_a_count_may_be_none_where_that_is_allowed():
     assert check_count("max_epochs", None, -1, none=True) is None
-
-
-def test_batches_are_counted_where_they_can_be():
-    assert count_batches([1, 2]) == 2
-    assert count_batches(iter([1, 2])) == math.inf
 
 
 def test_one_thing_and_none_become_lists():

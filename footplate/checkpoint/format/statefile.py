@@ -93,13 +93,11 @@ class Outline:
     """The content of a file's header.
 
     Attributes:
-        header_nbytes: size of the header.
         tree: the state in JSON's terms, with references to its tensors.
         tensors: each tensor by its name.
         checksums: the CRC-32 of each tensor's bytes; empty in files of earlier versions.
     """
 
-    header_nbytes: int
     tree: Any
     tensors: dict[str, Entry]
     checksums: dict[str, int]
@@ -305,7 +303,7 @@ def outline(file: BinaryIO, nbytes: int, source: str) -> Outline:
         CheckpointError: the file is not a state file, or is damaged.
     """
     try:
-        size, header, _ = _read_header(file, nbytes)
+        _, header, _ = _read_header(file, nbytes)
         metadata = header.pop("__metadata__")
         tree = json.loads(metadata[_TREE])
         words = metadata.get(_CHECKSUMS, "").split()
@@ -318,7 +316,7 @@ def outline(file: BinaryIO, nbytes: int, source: str) -> Outline:
         }
     except _DAMAGED as error:
         raise CheckpointError(f"{source} can't be read: it is damaged ({error}).") from error
-    return Outline(size, tree, entries, checksums)
+    return Outline(tree, entries, checksums)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -20,7 +20,7 @@ The modules, from the wire up:
     world.py        init, shutdown, rank, size, process sets
     verbs.py        allreduce, allgather, broadcast, …                  submit.py, forms.py, differentiable.py
     objects.py      parameters, optimizers, Python objects
-    gradients.py    gradients reduced during the backward pass          optimizer.py, adasum_optimizer.py
+    gradients.py    gradients reduced during the backward pass          optimizer.py
     elastic.py      commits and retries                                 sampler.py
 
 docs/reference/horovod.md lists each verb, and how it differs from Horovod's.

@@ -3,7 +3,8 @@
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 The result is still an instance of the optimizer's class, with the same parameter groups and state, so learning-rate
-schedulers and gradient scalers accept it. `gradients.py` reduces the gradients during the backward pass.
+schedulers and gradient scalers accept it. `gradients.py` reduces the gradients during the backward pass. With
+op=Adasum, the changes that the ranks' steps make are combined instead.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from footplate.compat.horovod.adasum_optimizer import AdasumMethods
 from footplate.compat.horovod.compression import Compression
 from footplate.compat.horovod.errors import MisuseError
 from footplate.compat.horovod.gradients import GradientReducer, Reduction
-from footplate.compat.horovod.submit import Adasum, Average, ReduceOp
+from footplate.compat.horovod.submit import Adasum, Average, ReduceOp, synchronize
+from footplate.compat.horovod.verbs import allreduce_async_
 from footplate.compat.horovod.world import ProcessSet, global_process_set, size
 from footplate.core.errors import ConfigError
 
@@ -55,7 +56,7 @@ def DistributedOptimizer(
     Raises:
         ConfigError: arguments that contradict each other, or parameters without a name.
     """
-    if isinstance(optimizer, _Methods | AdasumMethods):
+    if isinstance(optimizer, _Methods | _AdasumMethods):
         raise ConfigError("DistributedOptimizer was given a DistributedOptimizer: wrap the plain optimizer, once.")
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}: expected 1 or more.")
@@ -152,6 +153,48 @@ class _Methods:
         return loss
 
 
+class _AdasumMethods:
+    """The methods of an optimizer with op=Adasum: each rank steps on its own gradients, and the changes are combined.
+
+    Adasum compares directions, and the step of an optimizer such as Adam has another direction than the gradient. So the
+    parameters are copied, the optimizer steps, and the change of each parameter is combined.
+    """
+
+    _named: list[tuple[str, nn.Parameter]]
+    _compression: Any
+
+    def _begin(self, named: Sequence[tuple[str, nn.Parameter]], compression: Any, passes: int) -> None:
+        # Nothing is sent before the step, so the number of backward passes before it doesn't matter.
+        self._named = list(named)
+        self._compression = compression
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step, and combine the changes of all ranks."""
+        before = [parameter.detach().clone() for _, parameter in self._named]
+        loss = super().step(closure)  # type: ignore[misc]
+        waits = []
+        for (name, parameter), start in zip(self._named, before, strict=True):
+            compressed, ctx = self._compression.compress(parameter.detach() - start)
+            waits.append((parameter, start, allreduce_async_(compressed, name=f"change.{name}", op=Adasum), ctx))
+        for parameter, start, handle, ctx in waits:
+            parameter.copy_(start + self._compression.decompress(synchronize(handle), ctx))
+        return loss
+
+    def synchronize(self) -> None:
+        """Do nothing: each rank keeps its own gradients."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Not supported with Adasum.
+
+        Raises:
+            MisuseError: always.
+        """
+        raise MisuseError(
+            "skip_synchronize() can't be used with op=Adasum, which combines the changes of a step. Leave it out."
+        )
+
+
 def _as(methods: type, optimizer: torch.optim.Optimizer) -> Any:
     """Make an optimizer with the same groups and state, whose class has `methods` before the optimizer's own."""
     kind = type(optimizer)
@@ -166,7 +209,7 @@ def _adasum(optimizer: Any, named: Any, compression: Any, passes: int, process_s
         raise ConfigError("op=Adasum: supported over all ranks only, not in a process set.")
     if size() & (size() - 1):
         raise ConfigError(f"op=Adasum: needs a number of ranks that is a power of two; there are {size()}.")
-    wrapped: Any = _as(AdasumMethods, optimizer)
+    wrapped: Any = _as(_AdasumMethods, optimizer)
     wrapped._begin(named, compression, passes)
     return wrapped
 

@@ -24,8 +24,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from footplate.core.stacks import answering, dumps, proc
-from footplate.core.stacks.snapshot import Collective, Process, Thread, threads_from
+from footplate.core.stacks import answering, proc
+from footplate.core.stacks.snapshot import (
+    Collective,
+    Process,
+    Thread,
+    from_faulthandler,
+    from_py_spy,
+    threads_from,
+)
 
 LIMIT_S = 1.5
 ANSWER_S = 0.5  # a process whose GIL is free answers sooner
@@ -92,7 +99,7 @@ def _with_stacks(process: Process, files: Mapping[str, str], until: float) -> Pr
                 idle_s=answer["idle_s"],
             )  # fmt: skip
         if text := _signalled_dump(pid, files, until):
-            return replace(process, source="signal", threads=_without_ours(dumps.from_faulthandler(text)))
+            return replace(process, source="signal", threads=_without_ours(from_faulthandler(text)))
     threads = _without_ours(_py_spy(pid, until, "--nonblocking")) if _is_python(pid) else ()
     return replace(process, source="py-spy" if threads else "", threads=threads)
 
@@ -188,7 +195,7 @@ def _py_spy(pid: int, until: float, option: str) -> tuple[Thread, ...]:
     command = [program, "dump", "--json", option, "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=left_s, stdin=subprocess.DEVNULL)
-        return dumps.from_py_spy(done.stdout.decode(errors="replace")) if done.returncode == 0 else ()
+        return from_py_spy(done.stdout.decode(errors="replace")) if done.returncode == 0 else ()
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return ()
 

@@ -1,13 +1,23 @@
-"""The stacks and states of processes at one moment, as plain data that travels as JSON."""
+"""The stacks and states of processes at one moment, as plain data that travels as JSON.
+
+Threads are read from an answer (`threads_from`), from a dump of faulthandler, and from the output of py-spy.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 State = Literal["running", "asleep", "stopped", "traced", "uninterruptible", "ended"]
 Source = Literal["answer", "signal", "py-spy", ""]
+
+# Lines of a dump of faulthandler.
+_HEAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+(?: \[(?P<name>.*)\])? \(most recent call first\):")
+_SINGLE = "Stack (most recent call first):"
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
 @dataclass(frozen=True)
@@ -123,6 +133,47 @@ def threads_from(values: Any) -> tuple[Thread, ...]:
         Thread(thread["name"], thread["is_main"], tuple(Frame(**frame) for frame in thread["frames"]))
         for thread in values
     )
+
+
+def from_faulthandler(text: str) -> tuple[Thread, ...]:
+    """Read a dump of faulthandler. It lists the newest thread first, so the main thread is the last one.
+
+    >>> from_faulthandler('Stack (most recent call first):\\n  File "a.py", line 3 in wait\\n')[0].frames
+    (Frame(function='wait', file='a.py', line=3),)
+    """
+    stacks: list[tuple[str, list[Frame]]] = []
+    for line in text.splitlines():
+        head, frame = _HEAD.fullmatch(line), _FRAME.fullmatch(line)
+        if head or line == _SINGLE:
+            stacks.append(((head and head["name"]) or "", []))
+        elif frame and stacks:
+            stacks[-1][1].append(Frame(frame["function"], frame["file"], int(frame["line"])))
+    last = len(stacks) - 1
+    return tuple(
+        Thread("MainThread" if index == last else name or f"thread {last - index}", index == last, tuple(frames))
+        for index, (name, frames) in enumerate(stacks)
+    )
+
+
+def from_py_spy(text: str) -> tuple[Thread, ...]:
+    """Read the output of `py-spy dump --json`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    threads = []
+    for thread in json.loads(text):
+        try:
+            frames = tuple(
+                Frame(frame["name"], frame["filename"], int(frame["line"] or 0)) for frame in thread["frames"]
+            )
+            is_main = thread.get("os_thread_id") == thread["pid"]
+            threads.append(Thread(thread.get("thread_name") or "", is_main, frames))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an output of py-spy: {error}") from error
+    if threads and not any(thread.is_main for thread in threads):
+        threads[-1] = Thread(threads[-1].name, True, threads[-1].frames)
+    return tuple(threads)
 
 
 def ranks_of(processes: Iterable[Process]) -> dict[int, Process]:

@@ -63,7 +63,7 @@ class Combination:
         self._positions = [LoaderPosition() for _ in parts]
 
     def __len__(self) -> int:
-        sizes = [_size(part) for part in self.parts]
+        sizes = [count_batches(part) for part in self.parts]
         total = {"min_size": min, "sequential": sum}.get(self.mode, max)(sizes)
         if math.isinf(total):
             raise TypeError("the number of batches of a combined loader isn't known")
@@ -80,7 +80,7 @@ class Combination:
             batch: index of the batch in the epoch.
             weights: for each loader, the function from the index of its batch to the weight; None for a weight of 1.
         """
-        sizes = [_size(part) for part in self.parts]
+        sizes = [count_batches(part) for part in self.parts]
         if self.mode == "sequential":
             index = 0
             while batch >= sizes[index]:
@@ -167,9 +167,10 @@ class Combination:
         return iter(self.parts[index])
 
 
-def _size(part: Any) -> float:
+def count_batches(loader: Any) -> float:
+    """Return the length of a loader. Infinite if it has none."""
     try:
-        return len(part)
+        return len(loader)
     except (TypeError, NotImplementedError):
         return math.inf
 

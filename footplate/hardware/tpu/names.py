@@ -51,11 +51,6 @@ class Generation:
     source: str
     as_of: int
 
-    @property
-    def counted_per_chip(self) -> int:
-        """The amount by which a chip increases the number in a slice's name."""
-        return self.cores_per_chip if self.counts == "cores" else 1
-
 
 @dataclass(frozen=True)
 class Slice:

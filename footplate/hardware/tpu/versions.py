@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from footplate.hardware.packages import is_older
+from footplate.hardware.packages import installed_version, is_older
 from footplate.hardware.tpu.names import Generation
 
 PACKAGES = ("torch", "jax", "jaxlib", "libtpu", "torch_tpu", "torch_xla")
@@ -38,13 +38,8 @@ class Need:
 
 def installed() -> dict[str, str]:
     """Return the versions of the installed packages, without importing them."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    versions = {package: installed_version(package) for package in PACKAGES}
+    return {package: version for package, version in versions.items() if version is not None}
 
 
 def requires(package: str) -> Sequence[str]:

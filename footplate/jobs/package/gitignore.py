@@ -23,7 +23,7 @@ class Rule:
     """A line: its pattern, relative to the file's directory; does it include; does it match directories only."""
 
     pattern: re.Pattern[str]
-    lets_in: bool
+    includes: bool
     directories: bool
 
 
@@ -60,7 +60,7 @@ def ignored(path: Path, is_directory: bool, all_rules: Sequence[Rules]) -> bool:
         relative = path.relative_to(rules.directory).as_posix()
         for rule in rules.rules:
             if (is_directory or not rule.directories) and rule.pattern.fullmatch(relative):
-                return not rule.lets_in
+                return not rule.includes
     return False
 
 
@@ -68,7 +68,7 @@ def _rule(line: str) -> Rule | None:
     line = re.sub(r"(?<!\\) +$", "", line.removesuffix("\r"))
     if not line or line.startswith("#"):
         return None
-    lets_in = line.startswith("!")
+    includes = line.startswith("!")
     line = line.removeprefix("!")
     directories = line.endswith("/")
     line = line.removesuffix("/")
@@ -77,7 +77,7 @@ def _rule(line: str) -> Rule | None:
     if expression is None:
         return None
     prefix = "" if anchored else "(?:.*/)?"
-    return Rule(re.compile(prefix + expression, re.DOTALL), lets_in, directories)
+    return Rule(re.compile(prefix + expression, re.DOTALL), includes, directories)
 
 
 _PIECES = re.compile(r"^\*\*/|/\*\*/|/\*\*$|\*+|\?|\[[!^]?\]?(?:\\.|[^\]\\])*\]|\\.|.", re.DOTALL)

@@ -1,7 +1,7 @@
 """Delete what no job needs: packages, their unpacked files, environments, and the remains of killed processes.
 
     in use      a package: by a job that hasn't ended, or by a job of another store
-                an unpacked package, an environment, a guest's directory: while an attempt holds its lock
+                an unpacked package, an environment, an attempt's directory on a node: while an attempt holds its lock
                 (`package/environment_locks.py`)
     not in use  deleted when it has been unused for some time; the remains of killed processes, after a day
 
@@ -12,9 +12,9 @@ until the job is in the store. So a package never disappears during a submission
 job has ended, with `UNUSED_S`. A failed job can be resubmitted as long as its package exists; an environment is created
 again from the package.
 
-**On a node of a cluster** (`clean_node`), attempts are guests: they bring their packages, and no store there knows their
-jobs. The actor of an attempt cleans while it runs, with `NODE_UNUSED_S`. It leaves packages alone, since they belong to
-jobs that were submitted on that node.
+**On a node of a cluster** (`clean_node`), attempts bring their packages, and no store there knows their jobs. The actor of
+an attempt cleans while it runs, with `NODE_UNUSED_S`. It leaves packages alone, since they belong to jobs that were
+submitted on that node.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Waste:
     """A deleted thing.
 
     Attributes:
-        kind: `package`, `unpacked`, `environment`, `guest`, or `left over` from a killed process.
+        kind: `package`, `unpacked`, `environment`, `guest` (`Home.node_directory`), or `left over` from a killed process.
         path: its path before it was deleted.
         nbytes: its size.
         unused_s: the time since its last use.
@@ -112,7 +112,7 @@ def _take_out(home: Home, candidates: Iterable[_Candidate], dry_run: bool = Fals
             wastes.append(Waste(candidate.kind, candidate.path, _size(candidate.path), unused))
             if not dry_run:
                 trash.append(put_into_trash(home, candidate.path))
-                # No other guest will use this name, so its lock can go.
+                # No other attempt will use this name, so its lock can go.
                 if candidate.kind == "guest":
                     candidate.lock.unlink()
     return wastes, trash
@@ -135,7 +135,7 @@ def _packages(home: Home, store: Store, unused_s: float) -> Iterator[_Candidate]
 
 
 def _derived(home: Home, unused_s: float) -> Iterator[_Candidate]:
-    """Unpacked packages, environments, guests' directories, and remains of killed processes."""
+    """Unpacked packages, environments, directories of attempts on a node, and remains of killed processes."""
     for path in home.root.glob("unpacked/*/*/"):
         if not path.name.startswith("."):
             yield _Candidate("unpacked", path, path, path.with_suffix(".lock"), unused_s)

@@ -17,11 +17,12 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from footplate.core.version import __version__
+from footplate.hardware.machine import system_text
+from footplate.hardware.packages import installed_version
 from footplate.launch import rendezvous
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -93,10 +94,7 @@ def versions() -> dict[str, str]:
     """
     installed = {"Python": ".".join(platform.python_version_tuple()[:2]), "footplate": __version__}
     for name in ("torch", "cloudpickle"):
-        try:
-            installed[name] = metadata.version(name).partition("+")[0]
-        except metadata.PackageNotFoundError:
-            installed[name] = "none"
+        installed[name] = (installed_version(name) or "none").partition("+")[0]
     return installed
 
 
@@ -117,17 +115,10 @@ def host_group(node: str) -> str:
     """A hash that is equal for processes of one machine, in one container and one group of limits."""
     marks = [node, socket.gethostname()]
     for file in ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup"):
-        marks.append(_text(Path(file)))
+        marks.append(system_text(Path(file)))
     for space in ("mnt", "pid", "net"):
         marks.append(_link_target(Path(f"/proc/self/ns/{space}")))
     return hashlib.sha256("|".join(marks).encode()).hexdigest()
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _link_target(link: Path) -> str:

@@ -41,7 +41,7 @@ class RegionView(Wire):
     accelerators: list[str]
 
 
-class Verdict(Wire):
+class ValidityView(Wire):
     """The result of a check: the problems, the nearest valid choices, and a notice about withdrawn hardware."""
 
     valid: bool
@@ -89,20 +89,20 @@ def fits(
     accelerator: Annotated[str | None, _Named] = None,
     count: Annotated[int, Query(ge=0, le=100_000)] = 0,
     region: Annotated[str | None, _Named] = None,
-) -> Verdict:
+) -> ValidityView:
     """Check whether a machine type accepts this number of accelerators, and a region offers them."""
     row = find_machine(machine)
     kind = find_accelerator(accelerator) if accelerator else None
-    verdict = check(row, kind, count)
+    validity = check(row, kind, count)
     choice = Choice(row.name, row.accelerator, row.accelerator_count)
     if kind is not None and row.accelerator is None:
         choice = Choice(row.name, kind.name, count)
-    problems = [str(verdict)] if verdict.problem else []
+    problems = [str(validity)] if validity.problem else []
     if region:
         problems += check_region(region, [choice.accelerator] if choice.accelerator else [])
-    return Verdict(
+    return ValidityView(
         valid=not problems,
         problems=problems,
-        nearest=[asdict(nearest) for nearest in verdict.nearest],
-        notice=None if verdict.problem else what_became(choice),
+        nearest=[asdict(nearest) for nearest in validity.nearest],
+        notice=None if validity.problem else what_became(choice),
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from footplate.core.threads import join
+from footplate.hardware.machine import system_text
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPMessage
@@ -130,10 +131,7 @@ class PolledNotices(Notices):
 
 def dmi(name: str) -> str:
     """What the firmware says about the machine, such as its `sys_vendor`; empty if it has none."""
-    try:
-        return (DMI / name).read_text().strip()
-    except OSError:
-        return ""
+    return system_text(DMI / name)
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ def test_a_job_that_the_cluster_makes_wait_for_too_long_is_cancelled(bench: Benc
 def test_what_attempts_have_left_on_a_node_is_deleted_by_a_later_one(bench: Bench, place: RayCluster):
     bench.program('print(os.getcwd(), flush=True); (place / "began").touch(); until_there("go")')
     node = Home(place.home)
-    old = [node.root / "environments/old", node.root / "unpacked/boot/old", node.guest("ended-1")]
+    old = [node.root / "environments/old", node.root / "unpacked/boot/old", node.node_directory("ended-1")]
     used = node.root / "environments/used"
     young = node.root / "environments/young"
     for path in (*old, used, young):
@@ -87,9 +87,9 @@ def test_what_attempts_have_left_on_a_node_is_deleted_by_a_later_one(bench: Benc
         (bench.directory / "go").touch()
         job = bench.jobs.wait("my_job")
         assert job.state == State.SUCCEEDED, job.cause
-        guest = node.guest(f"{job.id}-1")
-        assert bench.output() == f"{guest}\n"
-        assert guest.is_dir()
+        directory = node.node_directory(f"{job.id}-1")
+        assert bench.output() == f"{directory}\n"
+        assert directory.is_dir()
     finally:
         hold.release()
         for path in (used, young):

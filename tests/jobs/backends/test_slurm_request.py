@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from footplate.jobs.backends.slurm import files, request
+from footplate.jobs.backends.slurm import attempt_files, request
 from footplate.jobs.backends.slurm.client import Away, JobInfo, Refused, _job, _refusal
 from footplate.jobs.backends.slurm.entrypoint import variables_of_ranks
 from footplate.jobs.cluster_env import ReplicaProcess
@@ -123,19 +123,19 @@ def test_a_line_of_squeue_is_a_job():
 
 
 def test_the_first_of_two_slurm_jobs_claims_an_attempt_for_good(tmp_path: Path):
-    assert files.claimed(tmp_path) is None
-    assert files.claim(tmp_path, 7)
-    assert not files.claim(tmp_path, 8)
-    assert files.claim(tmp_path, 7)
-    assert files.claimed(tmp_path) == 7
-    assert [path.name for path in tmp_path.iterdir()] == [files.CLAIM]
+    assert attempt_files.claimed(tmp_path) is None
+    assert attempt_files.claim(tmp_path, 7)
+    assert not attempt_files.claim(tmp_path, 8)
+    assert attempt_files.claim(tmp_path, 7)
+    assert attempt_files.claimed(tmp_path) == 7
+    assert [path.name for path in tmp_path.iterdir()] == [attempt_files.CLAIM]
 
 
 def test_an_event_is_read_once_and_not_before_its_line_is_complete(tmp_path: Path):
-    reader = files.EventReader(tmp_path)
+    reader = attempt_files.EventReader(tmp_path)
     assert reader.read() == []
-    files.add_event(tmp_path, "start", job=7)
-    with (tmp_path / files.EVENTS).open("a") as file:
+    attempt_files.add_event(tmp_path, "start", job=7)
+    with (tmp_path / attempt_files.EVENTS).open("a") as file:
         file.write('{"event": "told')
         file.flush()
         assert reader.read() == [{"event": "start", "job": 7}]

@@ -73,11 +73,9 @@ class Local:
 
     def prepare(self, task: Task) -> None:
         """Install the package, and create the job's directory."""
-        from footplate.jobs.backends.local.members import installed
+        from footplate.jobs.backends.local.members import prepare
 
-        if task.execution.job_dir is not None and not task.execution.job_dir.startswith(BUCKETS):
-            Path(task.execution.job_dir).mkdir(parents=True, exist_ok=True)
-        installed(task.execution.package, task.home.root, task.folder)
+        prepare(task)
 
     def begin(self, task: Task) -> LocalAttempt:
         """Start its processes."""

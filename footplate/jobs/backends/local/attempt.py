@@ -229,9 +229,9 @@ class LocalAttempt:
         if not self._stopping:
             member = replica.member
             end = End(member.role, member.index, code, replica.outcome, time.monotonic())
-            self._obey(self._verdict.ended(end))
+            self._carry_out(self._verdict.ended(end))
 
-    def _obey(self, orders: Orders) -> None:
+    def _carry_out(self, orders: Orders) -> None:
         self._ask([replica for replica in self.replicas if replica.member.role in orders.ask])
         self._kill_within(orders.kill_within_s)
 

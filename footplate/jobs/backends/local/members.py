@@ -13,6 +13,7 @@ from footplate.jobs.backends.contract import Task
 from footplate.jobs.backends.local.attempt import Member
 from footplate.jobs.backends.local.machine import resources, share_devices
 from footplate.jobs.cluster_env import processes
+from footplate.jobs.execution import BUCKETS
 from footplate.jobs.package import Installed, install, stored
 from footplate.launch.hang_files import HANGS_DIR
 from footplate.launch.rendezvous import HOST, free_addresses
@@ -36,6 +37,13 @@ def installed(package: str, root: Path, folder: Path) -> Installed:
     if not log.stat().st_size:
         log.unlink()
     return result
+
+
+def prepare(task: Task) -> None:
+    """Install the package, and create the job's directory, unless that is in a bucket."""
+    if task.execution.job_dir is not None and not task.execution.job_dir.startswith(BUCKETS):
+        Path(task.execution.job_dir).mkdir(parents=True, exist_ok=True)
+    installed(task.execution.package, task.home.root, task.folder)
 
 
 def members(task: Task) -> list[Member]:

@@ -76,9 +76,9 @@ class Replica:
     index: int
     actor: Any
     node: str = ""
-    hearing: Any = None
+    poll: Any = None
     answer: int = 0
-    heard: float = 0.0
+    last_heard: float = 0.0
     last: bytes = b""
     # The beginning of a line whose end hasn't arrived.
     rest: bytes = b""
@@ -107,7 +107,7 @@ class EntryPoint:
         self._stopping = False
         self._written_at = time.monotonic()
         # True after SIGTERM.
-        self.told = False
+        self.stop_requested = False
 
     def run(self) -> bool:
         """Run the attempt until it ends. Returns True if it succeeded."""
@@ -115,9 +115,9 @@ class EntryPoint:
             if self._place():
                 self._begin()
                 while not all(replica.over for replica in self._replicas):
-                    self._hear()
+                    self._take_messages()
                     self._keep_time()
-            failure = None if self._stopping or self.told else self._verdict.failure
+            failure = None if self._stopping or self.stop_requested else self._verdict.failure
         except FootplateError as error:
             failure = Failure("exception", str(error), time.monotonic(), mistake=True)
         except self._ray.exceptions.RayError as error:
@@ -138,7 +138,7 @@ class EntryPoint:
         asked, why = resources.bundles(self._needs, nodes), ""
         group = placement_group(asked, strategy="PACK")
         while not group.wait(PLACE_S):
-            if self.told:
+            if self.stop_requested:
                 return False
             waiting = resources.waiting(self._needs, nodes, self._ray.available_resources())
             # The free resources change all the time, so a new reason is reported rarely.
@@ -153,7 +153,7 @@ class EntryPoint:
                 remove_placement_group(group)
                 asked, group = now, placement_group(now, strategy="PACK")
         self._place_actors(group, asked)
-        return not self.told
+        return not self.stop_requested
 
     def _place_actors(self, group: Any, asked: list[resources.Bundle]) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -201,30 +201,30 @@ class EntryPoint:
                 self._task["key"],
             )
             replica.actor.run.remote(task)
-            replica.hearing, replica.heard = replica.actor.poll.remote(0), time.monotonic()
+            replica.poll, replica.last_heard = replica.actor.poll.remote(0), time.monotonic()
 
-    def _hear(self) -> None:
+    def _take_messages(self) -> None:
         """Get messages from all replicas. Waits until one has a message, or for a tick."""
-        hearing = {replica.hearing: replica for replica in self._replicas if not replica.over and not replica.lost}
-        if not hearing:
+        polls = {replica.poll: replica for replica in self._replicas if not replica.over and not replica.lost}
+        if not polls:
             time.sleep(_TICK_S)
             return
-        ready, _ = self._ray.wait(list(hearing), num_returns=len(hearing), timeout=0)
+        ready, _ = self._ray.wait(list(polls), num_returns=len(polls), timeout=0)
         if not ready:
-            ready, _ = self._ray.wait(list(hearing), timeout=_TICK_S)
+            ready, _ = self._ray.wait(list(polls), timeout=_TICK_S)
         pause_s = 0.0
         for ref in ready:
-            replica = hearing[ref]
+            replica = polls[ref]
             try:
                 answer, messages = self._ray.get(ref)
             except self._ray.exceptions.ActorUnavailableError:
                 # Without a pause, Ray would report the same error again at once.
-                replica.hearing, pause_s = replica.actor.poll.remote(replica.answer), _TICK_S
+                replica.poll, pause_s = replica.actor.poll.remote(replica.answer), _TICK_S
             except self._ray.exceptions.RayError as error:
                 replica.lost = Lost(_line(error), time.monotonic())
             else:
-                replica.heard, replica.answer = time.monotonic(), answer
-                replica.hearing = replica.actor.poll.remote(answer)
+                replica.last_heard, replica.answer = time.monotonic(), answer
+                replica.poll = replica.actor.poll.remote(answer)
                 for message in messages:
                     self._take(replica, message)
         time.sleep(pause_s)
@@ -254,13 +254,12 @@ class EntryPoint:
     def _end_lost(self) -> None:
         """Judge the replicas that no longer answer: each was lost with its node, or killed alone."""
         now = time.monotonic()
-        silent = [
-            replica for replica in self._replicas if not replica.over and (replica.lost or now - replica.heard > LOST_S)
-        ]
+        left = [replica for replica in self._replicas if not replica.over]
+        silent = [replica for replica in left if replica.lost or now - replica.last_heard > LOST_S]
         alive = self._nodes() if silent else {}
         for replica in silent:
             if replica.lost is None or replica.node not in alive:
-                self._end(replica, None, "was lost with its node", replica.heard)
+                self._end(replica, None, "was lost with its node", replica.last_heard)
             elif now - replica.lost.at > NODE_S:
                 text = f"was killed with its Ray worker: {replica.lost.why}"
                 self._end(replica, -signal.SIGKILL, text, replica.lost.at)
@@ -271,9 +270,9 @@ class EntryPoint:
         at = time.monotonic() if at is None else at
         self._event("ended", role=replica.role, index=replica.index, outcome=text)
         if not self._stopping:
-            self._obey(self._verdict.ended(End(replica.role, replica.index, code, text, at)))
+            self._carry_out(self._verdict.ended(End(replica.role, replica.index, code, text, at)))
 
-    def _obey(self, orders: Orders) -> None:
+    def _carry_out(self, orders: Orders) -> None:
         for replica in self._replicas:
             if replica.role in orders.ask and not replica.over:
                 replica.actor.send_signal.remote(int(signal.SIGTERM))
@@ -281,9 +280,9 @@ class EntryPoint:
 
     def _keep_time(self) -> None:
         """Do what is due: a requested end, the end of the grace period, lost replicas, unfinished lines, a heartbeat."""
-        if self.told and not self._stopping:
+        if self.stop_requested and not self._stopping:
             self._stopping = True
-            self._obey(Orders(tuple({replica.role for replica in self._replicas}), self._task["grace_s"]))
+            self._carry_out(Orders(tuple({replica.role for replica in self._replicas}), self._task["grace_s"]))
         if time.monotonic() >= self._kill_at and not self._killed:
             self._killed = True
             for replica in self._replicas:
@@ -334,13 +333,13 @@ def main() -> int:
     import ray
 
     task = json.loads(os.environ.pop(VARIABLE))
-    told: list[bool] = []
-    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    stop_requests: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda *_: stop_requests.append(True))
     ray.init(namespace=task["key"], log_to_driver=False, logging_level=logging.ERROR)
     entry_point = EntryPoint(ray, task)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(entry_point, "told", True))
-    if told:
-        entry_point.told = True
+    signal.signal(signal.SIGTERM, lambda *_: setattr(entry_point, "stop_requested", True))
+    if stop_requests:
+        entry_point.stop_requested = True
     return 0 if entry_point.run() else 1
 
 

@@ -118,7 +118,7 @@ class ReplicaActor:
         # A call whose connection broke may still run when it is repeated.
         self._polling = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._told: int | None = None
+        self._last_signal: int | None = None
         self._hangs = 0  # those that were passed on
         # When a profile that is being made was asked for, on the monotonic clock; None if there is none.
         self._followed_at: float | None = None
@@ -149,7 +149,7 @@ class ReplicaActor:
 
     def send_signal(self, signum: int) -> None:
         """Send a signal to the process, or SIGKILL to its whole group. A process that doesn't run yet won't start."""
-        self._told = signum
+        self._last_signal = signum
         if self._process is not None and self._process.poll() is None:
             if signum == signal.SIGKILL:
                 kill_group(self._process.pid)
@@ -204,8 +204,8 @@ class ReplicaActor:
             installed.release()
 
     def _look_after(self, command: Sequence[str], variables: Mapping[str, str], directory: Path) -> None:
-        if self._told is not None:
-            self._messages.put(Message("ended", code=-self._told))
+        if self._last_signal is not None:
+            self._messages.put(Message("ended", code=-self._last_signal))
             return
 
         ours, theirs = os.pipe()
@@ -223,8 +223,8 @@ class ReplicaActor:
 
         self._messages.put(Message("began"))
         # The signal came while the program was being started.
-        if self._told is not None:
-            self.send_signal(self._told)
+        if self._last_signal is not None:
+            self.send_signal(self._last_signal)
 
         os.set_blocking(ours, False)
         with os.fdopen(ours, "rb", buffering=0) as pipe, selectors.DefaultSelector() as selector:
@@ -312,7 +312,7 @@ def _directory(task: ReplicaTask, home: Home) -> Iterator[Path]:
     if directory.is_dir():
         yield directory
         return
-    directory = home.guest(task.key)
+    directory = home.node_directory(task.key)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     hold = Hold(directory.with_suffix(".lock"))
     try:

@@ -6,11 +6,11 @@ supervisor ─► attempt.py ◄── events.jsonl ── entrypoint.py, the ba
               client.py     squeue, …──►         ▼
               request.py               │     replica.py, a task for each replica ─► its processes ─► their logs
 
-request.py     the options of sbatch, and the task
-client.py      Slurm's commands; watcher.py: a thread that uses them; attempt.py: the supervisor's view
-files.py       the files on the shared disk
-entrypoint.py  one attempt, on the cluster: judged and ended together
-replica.py     one replica, on its node: installation, processes, output
+request.py        the options of sbatch, and the task
+client.py         Slurm's commands; watcher.py: a thread that uses them; attempt.py: the supervisor's view
+attempt_files.py  the files on the shared disk
+entrypoint.py     one attempt, on the cluster: judged and ended together
+replica.py        one replica, on its node: installation, processes, output
 
 Footplate's home (`FOOTPLATE_HOME`) must be on a disk that all nodes share, as home directories usually are.
 
@@ -116,7 +116,7 @@ class Slurm:
         Raises:
             ConfigError: the job can't run on Slurm as it is.
         """
-        from footplate.jobs.backends.slurm import files, request
+        from footplate.jobs.backends.slurm import attempt_files, request
         from footplate.jobs.execution import Execution
         from footplate.jobs.home import Home
         from footplate.jobs.translate.common import refuse_without_package
@@ -126,24 +126,22 @@ class Slurm:
         folder = Home.existing_or_not().attempt(resolved.name or "", 1)
         options = request.arguments(resolved, destination, f"{resolved.name}-TIME-1", folder)
         return {
-            "command": ["sbatch", *options, str(folder / files.SCRIPT)],
+            "command": ["sbatch", *options, str(folder / attempt_files.SCRIPT)],
             "script": request.script(execution, folder),
         }
 
     def find(self, task: Task) -> SlurmAttempt | None:
         """Find the attempt, if its job was submitted, or if Slurm has requeued the job of the attempt before it."""
-        from footplate.jobs.backends.slurm.files import Record
+        from footplate.jobs.backends.slurm.attempt_files import Record
 
         record = Record.read(task.folder)
         return _attempt(task, record.first) if record is not None else None
 
     def prepare(self, task: Task) -> None:
         """Install the package on the shared disk, and create the job's directory."""
-        from footplate.jobs.backends.local.members import installed
+        from footplate.jobs.backends.local.members import prepare
 
-        if task.execution.job_dir is not None and not task.execution.job_dir.startswith(BUCKETS):
-            Path(task.execution.job_dir).mkdir(parents=True, exist_ok=True)
-        installed(task.execution.package, task.home.root, task.folder)
+        prepare(task)
 
     def begin(self, task: Task) -> SlurmAttempt:
         """Submit the attempt as soon as Slurm answers."""
@@ -164,7 +162,7 @@ class Slurm:
 def _attempt(task: Task, first: int) -> SlurmAttempt:
     import json
 
-    from footplate.jobs.backends.slurm import files, request
+    from footplate.jobs.backends.slurm import attempt_files, request
     from footplate.jobs.backends.slurm.attempt import SlurmAttempt
     from footplate.jobs.backends.slurm.client import Client
     from footplate.jobs.backends.slurm.watcher import Watcher
@@ -176,11 +174,13 @@ def _attempt(task: Task, first: int) -> SlurmAttempt:
     def submit() -> int:
         resolved = ResolvedJob.from_dict(task.job.spec)
         document = request.task(resolved, task.execution, task.job.id, first, task.home.root)
-        files.write(folder / files.TASK, json.dumps(document))
-        files.write(folder / files.SCRIPT, request.script(task.execution, folder), mode=0o700)
+        attempt_files.write(folder / attempt_files.TASK, json.dumps(document))
+        attempt_files.write(folder / attempt_files.SCRIPT, request.script(task.execution, folder), mode=0o700)
         # The variables of --env are not among these: Slurm keeps a job's variables. A replica reads them from the home.
         environ = {**process_env.lasting(os.environ), **process_env.credentials(os.environ)}
-        return client.submit(request.arguments(resolved, place, key, folder), str(folder / files.SCRIPT), environ)
+        return client.submit(
+            request.arguments(resolved, place, key, folder), str(folder / attempt_files.SCRIPT), environ
+        )
 
     count = sum(role.count for role in task.execution.replicas)
     return SlurmAttempt(Watcher(client, key, folder, submit), task.attempt, first, task.folder, count)

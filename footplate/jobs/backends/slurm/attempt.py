@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from footplate.jobs.backends.contract import Requeued
-from footplate.jobs.backends.slurm import files
+from footplate.jobs.backends.slurm import attempt_files
 from footplate.jobs.backends.slurm.client import JobInfo
 from footplate.jobs.backends.slurm.watcher import MORE_S, Watcher
 from footplate.jobs.record import Process
@@ -80,14 +80,14 @@ class SlurmAttempt:
         self._processes: dict[tuple[str, int], Process] = {}
         self._ended: list[Process] = []
         self._started = False
-        self._told = False
+        self._stop_requested = False
         self._verdict: dict[str, Any] | None = None
         self._stopped = False
         self._give_up_at = float("inf")
         self._unknown_since: float | None = None
         self._final_since: float | None = None
         watcher.start(first)
-        self._events = files.EventReader(folder)
+        self._events = attempt_files.EventReader(folder)
         self._read()
 
     @property
@@ -150,7 +150,7 @@ class SlurmAttempt:
                 case "ended":
                     self._end((event["role"], event["index"]), event["at"], event["outcome"])
                 case "told":
-                    self._told = True
+                    self._stop_requested = True
                 case "over":
                     self._verdict = event
 
@@ -209,7 +209,7 @@ class SlurmAttempt:
     def _requeued(self, job: JobInfo) -> None:
         """Hand the job over to the next attempt."""
         following = self._folder.with_name(f"attempt-{self._number + 1}")
-        files.Record(self._first, job.id).write(following)
+        attempt_files.Record(self._first, job.id).write(following)
         why = self._verdict["why"] if self._verdict is not None else "it was preempted, or its node was lost"
         self._finish(Requeued("host", f"Slurm has requeued it as job {job.id}: {why}", time.monotonic()))
 
@@ -218,7 +218,7 @@ class SlurmAttempt:
         if job.state in _MISTAKES:
             return Failure("exception", f"{_MISTAKES[job.state]} (job {job.id})", time.monotonic(), mistake=True)
         kind, text = _ENDS.get(job.state, ("host", f"Slurm ended it with the state {job.state}"))
-        if self._told:
+        if self._stop_requested:
             kind, text = "host", f"Slurm ended it with the state {job.state}"
         elif job.state == "FAILED":
             text += f": {self._last_words()}"
@@ -226,7 +226,7 @@ class SlurmAttempt:
 
     def _last_words(self) -> str:
         """The last line of the entry point's output."""
-        path = self._folder.with_name(f"attempt-{self._first}") / files.OUTPUT
+        path = self._folder.with_name(f"attempt-{self._first}") / attempt_files.OUTPUT
         try:
             lines = path.read_text(errors="replace").splitlines()
         except FileNotFoundError:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from footplate.jobs.backends.slurm import files
+from footplate.jobs.backends.slurm import attempt_files
 from footplate.jobs.cluster_env import ReplicaProcess, processes, replica_ids
 from footplate.jobs.execution import Execution
 from footplate.jobs.supervision.exit_status import End, Orders, Verdict, outcome
@@ -54,7 +54,8 @@ MAX_STARTS = 10
 REQUEUE_S = 60.0
 _TICK_S = 0.25
 
-Told = Literal["", "term", "time"]
+# A request to end the attempt: by SIGTERM, or since the time limit is near.
+StopRequest = Literal["", "term", "time"]
 
 
 @dataclass
@@ -63,7 +64,7 @@ class Replica:
 
     role: str
     index: int
-    heard: float
+    last_heard: float
     addresses: tuple[str, ...] = ()
     over: bool = False
 
@@ -88,7 +89,7 @@ class EntryPoint:
         # An Execution has all fields of a resolved job that `replica_ids` and `processes` read.
         ids = replica_ids(cast("Any", self._execution))
         self._replicas = [Replica(replica.role, replica.index, now) for replica in ids]
-        self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._verdict = Verdict()
         self._lost = False
         self._kill_at = float("inf")
@@ -97,8 +98,7 @@ class EntryPoint:
         # Replicas that Slurm has asked to end, with the messages of their ends and the times at which those are judged.
         self._unjudged: list[tuple[float, Replica, Mapping[str, Any]]] = []
         self._stopping = False
-        # Set by the handlers of signals.
-        self.told: Told = ""
+        self.stop_requested: StopRequest = ""
 
     def run(self) -> bool:
         """Run the attempt until it ends. Returns True if it succeeded."""
@@ -111,6 +111,10 @@ class EntryPoint:
             self._keep_time()
         self._end_step()
         return self._verdict.succeeded
+
+    def request_stop(self, reason: StopRequest) -> None:
+        """Let `run` end the attempt. The first reason counts. Handlers of signals call this."""
+        self.stop_requested = self.stop_requested or reason
 
     @property
     def failure(self) -> Failure | None:
@@ -144,8 +148,8 @@ class EntryPoint:
                 # A message of a plug-in of Slurm, say.
                 sys.stderr.write(line.decode(errors="replace"))
                 continue
-            self._heard.put(message)
-        self._heard.put(None)
+            self._messages.put(message)
+        self._messages.put(None)
 
     def _send(self, **message: Any) -> None:
         assert self._step.stdin is not None
@@ -164,7 +168,7 @@ class EntryPoint:
         wait = True
         while True:
             try:
-                message = self._heard.get(wait, _TICK_S)
+                message = self._messages.get(wait, _TICK_S)
             except queue.Empty:
                 return
             wait = False
@@ -174,7 +178,7 @@ class EntryPoint:
             self._take(self._replicas[message["task"]], message)
 
     def _take(self, replica: Replica, message: Mapping[str, Any]) -> None:
-        replica.heard = time.monotonic()
+        replica.last_heard = time.monotonic()
         match message["event"]:
             case "ready":
                 replica.addresses = tuple(message["addresses"])
@@ -185,7 +189,7 @@ class EntryPoint:
             case "refused":
                 self._end(replica, 2 if message["mistake"] else None, f"could not be started: {message['text']}")
             case "ended" if message["asked_by_slurm"] and message["code"]:
-                self._unjudged.append((replica.heard + SIGNAL_S, replica, message))
+                self._unjudged.append((replica.last_heard + SIGNAL_S, replica, message))
             case "ended":
                 self._judge(replica, message)
 
@@ -219,7 +223,7 @@ class EntryPoint:
         self._event("ended", role=replica.role, index=replica.index, outcome=text)
         if not self._stopping:
             at = time.monotonic() if at is None else at
-            self._obey(self._verdict.ended(End(replica.role, replica.index, code, text, at)))
+            self._carry_out(self._verdict.ended(End(replica.role, replica.index, code, text, at)))
             failure = self._verdict.failure
             self._lost = failure is not None and failure.lost
 
@@ -231,11 +235,11 @@ class EntryPoint:
             if replica.over or replica in have_ended:
                 continue
             if self._running:
-                self._end(replica, None, "was lost with its node", replica.heard)
+                self._end(replica, None, "was lost with its node", replica.last_heard)
             else:
                 self._end(replica, None, f"could not be started: srun ended with exit code {code}")
 
-    def _obey(self, orders: Orders) -> None:
+    def _carry_out(self, orders: Orders) -> None:
         if orders.ask:
             self._send(do="signal", roles=list(orders.ask), signal=int(signal.SIGTERM))
         self._kill_at = min(self._kill_at, time.monotonic() + orders.kill_within_s)
@@ -243,11 +247,12 @@ class EntryPoint:
     def _keep_time(self) -> None:
         """Do what is due: a requested end, the end of the grace period, silent replicas."""
         now = time.monotonic()
-        if self.told and not self._stopping:
+        if self.stop_requested and not self._stopping:
             self._stopping = True
             self._event("told")
             roles = tuple({replica.role for replica in self._replicas})
-            self._obey(Orders(roles, self._task["save_s"] if self.told == "time" else self._task["grace_s"]))
+            grace_s = self._task["save_s"] if self.stop_requested == "time" else self._task["grace_s"]
+            self._carry_out(Orders(roles, grace_s))
         while self._unjudged and (self._stopping or now >= self._unjudged[0][0]):
             _, replica, message = self._unjudged.pop(0)
             self._judge(replica, message)
@@ -256,8 +261,8 @@ class EntryPoint:
             self._send(do="signal", roles=[replica.role for replica in self._replicas], signal=int(signal.SIGKILL))
         if self._running:
             for replica in self._replicas:
-                if not replica.over and now - replica.heard > LOST_S:
-                    self._end(replica, None, "was lost with its node", replica.heard)
+                if not replica.over and now - replica.last_heard > LOST_S:
+                    self._end(replica, None, "was lost with its node", replica.last_heard)
 
     def _end_step(self) -> None:
         """End srun, and with it the replicas that are left."""
@@ -269,7 +274,7 @@ class EntryPoint:
             self._step.kill()
 
     def _event(self, name: str, **values: Any) -> None:
-        files.add_event(self._folder, name, at=time.time(), **values)
+        attempt_files.add_event(self._folder, name, at=time.time(), **values)
 
 
 def variables_of_ranks(process: ReplicaProcess, ranks: int) -> Sequence[dict[str, str]]:
@@ -316,39 +321,39 @@ def _requeue(job: int) -> str:
 
 def _has_verdict(folder: Path) -> bool:
     """Return True if an attempt has ended for good, so that no other start may follow."""
-    return any(event["event"] == "over" and not event["told"] for event in files.EventReader(folder).read())
+    return any(event["event"] == "over" and not event["told"] for event in attempt_files.EventReader(folder).read())
 
 
 def main(first_folder: Path, environ: Mapping[str, str] = os.environ) -> int:
     """Run the attempt of this start. Returns the exit code of the Slurm job."""
     job, restarts = int(environ["SLURM_JOB_ID"]), int(environ.get("SLURM_RESTART_COUNT") or 0)
-    task = json.loads((first_folder / files.TASK).read_text())
+    task = json.loads((first_folder / attempt_files.TASK).read_text())
     number = task["first"] + restarts
     folder = first_folder.with_name(f"attempt-{number}")
     if restarts and _has_verdict(folder.with_name(f"attempt-{number - 1}")):
         print(f"attempt {number - 1} has ended for good: job {job} has nothing to do", flush=True)
         return 0
     folder.mkdir(mode=0o700, exist_ok=True)
-    if not files.claim(folder, job):
-        print(f"job {files.claimed(folder)} runs attempt {number}: job {job} has nothing to do", flush=True)
+    if not attempt_files.claim(folder, job):
+        print(f"job {attempt_files.claimed(folder)} runs attempt {number}: job {job} has nothing to do", flush=True)
         return 0
-    files.Record(task["first"], job).write(folder)
+    attempt_files.Record(task["first"], job).write(folder)
 
     entry_point = EntryPoint(task, number, folder, environ)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(entry_point, "told", entry_point.told or "term"))
-    signal.signal(signal.SIGUSR1, lambda *_: setattr(entry_point, "told", entry_point.told or "time"))
-    files.add_event(folder, "start", at=time.time(), job=job, nodes=environ.get("SLURM_JOB_NODELIST", ""))
+    signal.signal(signal.SIGTERM, lambda *_: entry_point.request_stop("term"))
+    signal.signal(signal.SIGUSR1, lambda *_: entry_point.request_stop("time"))
+    attempt_files.add_event(folder, "start", at=time.time(), job=job, nodes=environ.get("SLURM_JOB_NODELIST", ""))
     succeeded = entry_point.run()
 
-    failure, told, why = entry_point.failure, entry_point.told, ""
+    failure, stop, why = entry_point.failure, entry_point.stop_requested, ""
     if succeeded:
-        told = ""
-    elif told == "time":
+        stop = ""
+    elif stop == "time":
         why = "its time limit was near"
     elif failure is not None and entry_point.lost and restarts + 1 < MAX_STARTS:
         why = str(failure)
     # Before a requeue this isn't the last word: Slurm tells if the job goes on.
-    _say_over(folder, succeeded, failure, told or ("lost" if why else ""), why)
+    _say_over(folder, succeeded, failure, stop or ("lost" if why else ""), why)
     if why:
         refusal = _requeue(job)
         if not refusal:
@@ -358,11 +363,11 @@ def main(first_folder: Path, environ: Mapping[str, str] = os.environ) -> int:
     return 0 if succeeded else 1
 
 
-def _say_over(folder: Path, succeeded: bool, failure: Failure | None, told: str, why: str) -> None:
+def _say_over(folder: Path, succeeded: bool, failure: Failure | None, stop: str, why: str) -> None:
     words = failure and {
         "kind": failure.kind, "text": failure.text, "mistake": failure.mistake, "code": failure.code, "lost": failure.lost,
     }  # fmt: skip
-    files.add_event(folder, "over", at=time.time(), succeeded=succeeded, failure=words, told=told, why=why)
+    attempt_files.add_event(folder, "over", at=time.time(), succeeded=succeeded, failure=words, told=stop, why=why)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from typing import Any
 from footplate.core.errors import FootplateError
 from footplate.distributed import network_interface
 from footplate.jobs import process_env
-from footplate.jobs.backends.slurm import files
+from footplate.jobs.backends.slurm import attempt_files
 from footplate.jobs.cluster_env import ReplicaId, replica_ids
 from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
@@ -104,12 +104,12 @@ class Runner:
         self._said_at = time.monotonic()
         self._failed: Rank | None = None
         # Set by the handler of SIGTERM, which Slurm sends.
-        self.told: int | None = None
+        self.stop_requested = False
         self._asked_by_slurm = False
 
     def run(self) -> None:
         """Run the replica until its processes have ended."""
-        signal.signal(signal.SIGTERM, lambda signum, _: setattr(self, "told", signum))
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stop_requested", True))
         os.set_blocking(0, False)
         self._selector.register(0, selectors.EVENT_READ)
         self._say("ready", addresses=_addresses(os.environ))
@@ -122,18 +122,18 @@ class Runner:
         """Wait for something to do, and do it."""
         for key, _ in self._selector.select(_TICK_S):
             if key.fd == 0:
-                self._hear()
+                self._read_orders()
             elif isinstance(key.data, Rank) and not self._keep(key.data):
                 self._selector.unregister(key.fd)
-        if self.told is not None:
-            self._signal(self.told)
-            self.told, self._asked_by_slurm = None, True
+        if self.stop_requested:
+            self._signal(signal.SIGTERM)
+            self.stop_requested, self._asked_by_slurm = False, True
         if time.monotonic() >= self._kill_at:
             self._signal(signal.SIGKILL)
         if time.monotonic() - self._said_at > ALIVE_S:
             self._say("alive")
 
-    def _hear(self) -> None:
+    def _read_orders(self) -> None:
         try:
             data = os.read(0, PIECE)
         except BlockingIOError:
@@ -145,9 +145,9 @@ class Runner:
             self._signal(signal.SIGKILL)
         *lines, self._inbox = (self._inbox + data).split(b"\n")
         for line in lines:
-            self._obey(json.loads(line))
+            self._carry_out(json.loads(line))
 
-    def _obey(self, message: Mapping[str, Any]) -> None:
+    def _carry_out(self, message: Mapping[str, Any]) -> None:
         if message["do"] == "run":
             try:
                 self._begin(message["replicas"][self._position])
@@ -316,7 +316,7 @@ def _addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def main(folder: Path, number: int, first: int, environ: Mapping[str, str] = os.environ) -> None:
     """Run the replica of this task."""
-    task = json.loads((folder.with_name(f"attempt-{first}") / files.TASK).read_text())
+    task = json.loads((folder.with_name(f"attempt-{first}") / attempt_files.TASK).read_text())
     Runner(task, int(environ["SLURM_PROCID"]), number, folder).run()
 
 

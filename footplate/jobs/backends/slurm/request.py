@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from footplate.jobs.backends.slurm import files
+from footplate.jobs.backends.slurm import attempt_files
 from footplate.jobs.execution import Execution
 from footplate.jobs.supervision.exit_status import GRACE_S
 from footplate.jobs.translate.common import WORLD, gpus, without_image
@@ -92,7 +92,7 @@ def arguments(resolved: ResolvedJob, destination: Mapping[str, str], key: str, f
     return [
         f"--job-name={key}",
         f"--comment=footplate {resolved.name}",
-        f"--output={folder / files.OUTPUT}",
+        f"--output={folder / attempt_files.OUTPUT}",
         "--open-mode=append",
         f"--chdir={folder}",
         "--export=ALL",

@@ -5,7 +5,7 @@
 **Exactly one job runs the attempt.** Before sbatch, the record says that the job is going to be submitted. If the
 supervisor dies before it has recorded the id, the next one asks Slurm for a job of this name, and submits one only if there
 is none. Slurm may still get a late request of the first sbatch. Then there are two jobs: the first one that starts claims
-the attempt (`files.claim`), the other one ends itself, and this thread cancels it.
+the attempt (`attempt_files.claim`), the other one ends itself, and this thread cancels it.
 
 While Slurm can't be reached, the thread concludes nothing.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from footplate.core.errors import FootplateError
-from footplate.jobs.backends.slurm import files
+from footplate.jobs.backends.slurm import attempt_files
 from footplate.jobs.backends.slurm.client import Away, Client, JobInfo, Refused
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Watcher:
         self._key = key
         self._folder = folder
         self._submit = submit
-        record = files.Record.read(folder)
+        record = attempt_files.Record.read(folder)
         # Without a record, no supervisor has ever asked Slurm for the job.
         self._may_exist = record is not None
         self._record = record
@@ -86,7 +86,7 @@ class Watcher:
     def start(self, first: int) -> None:
         """Begin. `first` is the number of the job's first attempt."""
         if self._record is None:
-            self._record = files.Record(first)
+            self._record = attempt_files.Record(first)
             self._record.write(self._folder)
         self._thread.start()
 
@@ -169,7 +169,7 @@ class Watcher:
         """The job that runs the attempt. Others of its name are cancelled."""
         if not jobs:
             return None
-        claimed = files.claimed(self._folder)
+        claimed = attempt_files.claimed(self._folder)
         wanted = claimed if claimed is not None else min(job.id for job in jobs)
         for job in jobs:
             if job.id != wanted and not job.final:

@@ -190,7 +190,7 @@ class CustomJob:
             if self._phase == "submitting":
                 self._submit()
             else:
-                self._hear()
+                self._follow()
             self._again.reset(0.0)
         except (Unanswered, OSError) as error:
             self._say(str(error))
@@ -226,7 +226,7 @@ class CustomJob:
         self._phase = "running"
         self._asking.reset()
 
-    def _hear(self) -> None:
+    def _follow(self) -> None:
         if self._phase == "running" and time.monotonic() >= self._asking.due:
             self._ask_state()
         if time.monotonic() >= self._reading.due:

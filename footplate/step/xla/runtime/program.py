@@ -58,7 +58,7 @@ class Program:
         return flops * self._mesh.size if self._apart else flops
 
     @cached_property
-    def one(self) -> Callable[..., Any]:
+    def one_step(self) -> Callable[..., Any]:
         """The compiled function of one step.
 
         `(state, rates, key, batch) → (state, loss, logs)`, each a tuple in the captured order.
@@ -66,7 +66,7 @@ class Program:
         return self._compiled(self._step(), ROWS)
 
     @cached_property
-    def several(self) -> Callable[..., Any]:
+    def several_steps(self) -> Callable[..., Any]:
         """The compiled function of several steps.
 
         Batches, rates, keys, losses and logs have the steps as their first dimension.

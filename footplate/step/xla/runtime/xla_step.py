@@ -139,7 +139,7 @@ class XLAStep(Step):
             program = self._ready(placed.batch, present, ends_window)
             with self._programs.noted(program, placed.batch):
                 rates = np.array([*rates_of(self._optimizers), *program.captured.counted.values(present)])
-                loss, logs = self._call(program, program.one, rates, _words(seed), placed.arrays)
+                loss, logs = self._call(program, program.one_step, rates, _words(seed), placed.arrays)
         output = self._finished(program, batch, loss, logs, None, share)
         if program.captured.skips and ends_window:
             self.finish_window(epoch, batch_idx)
@@ -181,7 +181,7 @@ class XLAStep(Step):
                 each = zip(self.spec.rates_ahead(count), presents, strict=True)
                 rates = np.array([[*rates, *captured.counted.values(present)] for rates, present in each])
                 keys = np.stack([_words(seed + index) for index in range(count)])
-                losses, logs = self._call(program, program.several, rates, keys, placed)
+                losses, logs = self._call(program, program.several_steps, rates, keys, placed)
         share = 1 / self._programs.processes
         return (self._finished(program, batch, losses, logs, index, share) for index, batch in enumerate(batches))
 

@@ -5,7 +5,7 @@
     job.sh         the script that Slurm runs
     claim          the id of the Slurm job that runs the attempt: the first one that wrote it
     events.jsonl   the events of the attempt, one a line, written by the entry point:
-                   start, began, ended, told, over
+                   start, began, ended, told (to end), over
     slurm.log      the output of the entry point and of srun
 
 A Slurm job that is requeued runs several attempts. `task.json`, `job.sh` and `slurm.log` are in the folder of its first
