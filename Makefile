@@ -9,15 +9,15 @@ VENV ?= .venv
 PIP_ARGS ?=
 MINUTES ?= 60
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# pip would compile all modules that it installs, for a minute. Python compiles those that it imports.
+INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
 LOCK := requirements/constraints.txt
 # One thread of torch in each process: two test processes share two cores, and torch's threads wait by spinning.
 # One order of sets in all runs, so that a failure repeats.
 PYTEST := OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m pytest
-# Two processes, and three where tests mostly wait. tests/scheduling.py says which tests stay together, and in which order they run.
-TWO := -n 2
-QUICK := $(TWO) -m "not slow and not engine"
-REST := -n 3 -m "(slow or engine) and not alone"
+# Quick tests compute and slow tests wait, so four processes use two cores. tests/scheduling.py says which tests stay together,
+# and in which order they run.
+SUITE := -n 4 -m "not alone"
 # Collecting all files takes a quarter of a minute.
 ALONE := -m alone $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
@@ -33,12 +33,12 @@ $(BIN)/python:
 
 # torch first and by itself, so that no other package's wider requirement chooses another build of it.
 $(VENV)/.demo: pyproject.toml $(LOCK) | $(BIN)/python
-	$(PIP) install $(PIP_ARGS) torch==2.13.0
-	$(PIP) install $(PIP_ARGS) -c $(LOCK) -e '.[demo]'
+	$(INSTALL) $(PIP_ARGS) torch==2.13.0
+	$(INSTALL) $(PIP_ARGS) -c $(LOCK) -e '.[demo]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(PIP) install $(PIP_ARGS) -c $(LOCK) -e '.[test]'
+	$(INSTALL) $(PIP_ARGS) -c $(LOCK) -e '.[test]'
 	@touch $@
 
 setup: $(VENV)/.test  ## make .venv with everything that developing needs
@@ -49,18 +49,17 @@ demo: $(VENV)/.demo  ## train an image classifier from a Delta table, here and n
 system:  ## install Java, PostgreSQL, Chromium, Slurm and iproute2, which tests start, or say which tests lack them
 	tests/system_packages.sh
 
-test: setup system lint  ## the whole suite: quick tests first, then slow ones and those that start real servers
-	$(PYTEST) $(QUICK)
-	$(PYTEST) $(REST)
+test:  ## lint and the whole suite, with the tests that start real servers
+	$(MAKE) --jobs=2 --output-sync=target system lint
+	$(PYTEST) $(SUITE)
 	$(PYTEST) $(ALONE)
 
 fast: setup  ## the tests that take at most a second and start no server
-	$(PYTEST) -x $(TWO) --fast
+	$(PYTEST) -x -n 2 --fast
 
 durations: setup system  ## run the whole suite, and record in tests/durations.json which tests take more than a second
 	rm -f tests/durations.json
-	$(PYTEST) --record-durations $(QUICK)
-	$(PYTEST) --record-durations $(REST)
+	$(PYTEST) --record-durations $(SUITE)
 	$(PYTEST) --record-durations $(ALONE)
 
 fuzz: setup  ## random training programs, run in several ways that must agree, for MINUTES=60; then the other random tests
@@ -94,6 +93,8 @@ bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/resu
 	$(BIN)/python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.json
 	$(BIN)/python benchmarks/monitor_overhead.py --json benchmarks/results/monitor_overhead.json
 	$(BIN)/python benchmarks/ddp_overhead.py --json benchmarks/results/ddp_overhead.json
+	$(BIN)/python benchmarks/fsdp_memory.py --json benchmarks/results/fsdp_memory.json
+	$(BIN)/python benchmarks/fsdp_memory.py --ranks 4 --json benchmarks/results/fsdp_memory.json
 	$(BIN)/python benchmarks/logical_ranks.py --json benchmarks/results/logical_ranks.json
 	$(BIN)/python benchmarks/horovod_overhead.py --json benchmarks/results/horovod_overhead.json
 	$(BIN)/python benchmarks/replicas.py --json benchmarks/results/replicas.json

@@ -9,16 +9,21 @@ Tests of one group run in one process, one after another. The group of a test is
 
 The groups that took longest when `make durations` recorded them start first. Short groups fill the end, and the processes
 finish at about the same time.
+
+Slow tests mostly wait, for servers and for processes that start. Quick tests compute. So one process begins with the groups
+of quick tests, and the others begin with the groups of slow tests: together they use two cores.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection
 
 import durations
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 CLUSTERS = re.compile(
     r"tests/launch/test_(ray|ray_alone|spark)\.py"
@@ -37,6 +42,8 @@ INDEPENDENT = ("tests/test_benchmarks.py", "tests/lab/test_engines.py", "tests/l
 
 # Seconds of a test without a record, which took less than a second.
 UNRECORDED_S = 0.1
+# A group whose tests take longer than this on average counts as slow.
+SLOW_GROUP_S = 0.5
 
 
 def group_of(test: str) -> str:
@@ -51,14 +58,24 @@ def group_of(test: str) -> str:
 
 def longest_first(items: list[pytest.Item]) -> None:
     """Order the groups by their recorded seconds, longest first. Tests keep their order within a group."""
-    recorded = durations.recorded()
     seconds: Counter[str] = Counter()
     members: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         group = group_of(item.nodeid)
         members[group].append(item)
-        seconds[group] += recorded.get(item.nodeid, UNRECORDED_S)
+        seconds[group] += seconds_of([item.nodeid])
     items[:] = [item for group, _ in seconds.most_common() for item in members[group]]
+
+
+def seconds_of(tests: Collection[str]) -> float:
+    """Seconds that the tests with these node ids took when they were recorded."""
+    recorded = durations.recorded()
+    return sum(recorded.get(test, UNRECORDED_S) for test in tests)
+
+
+def is_slow(group: Collection[str]) -> bool:
+    """Whether the tests of a group mostly wait, given their node ids."""
+    return seconds_of(group) > SLOW_GROUP_S * len(group)
 
 
 class GroupScheduling(LoadScopeScheduling):
@@ -67,6 +84,14 @@ class GroupScheduling(LoadScopeScheduling):
     def schedule(self) -> None:
         self.config.option.loadscopereorder = False
         super().schedule()
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give a process the next group of its kind: quick for the first process, slow for the others. Then of any kind."""
+        wants_slow = node is not self.nodes[0]
+        of_its_kind = (name for name, tests in self.workqueue.items() if is_slow(tests) == wants_slow)
+        if (group := next(of_its_kind, None)) is not None:
+            self.workqueue.move_to_end(group, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
