@@ -48,6 +48,11 @@ log = logging.getLogger(__name__)
 LOST_S = 120.0
 # The time in which a signal of Slurm reaches all processes of a job.
 SIGNAL_S = 5.0
+# Exit codes of a process that SIGTERM has ended. Slurm may signal it before its replica.
+_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+# A batch script that ends within milliseconds of the signal of a requeue can make Slurm 22.05 count its job as failed, and
+# forget the requeue.
+SETTLE_S = 1.0
 # Starts of a job by Slurm, after which this program leaves the next attempt to the supervisor.
 MAX_STARTS = 10
 # The time that Slurm needs to end this process after it was asked to requeue the job.
@@ -188,7 +193,7 @@ class EntryPoint:
                 self._event("began", role=replica.role, index=replica.index)
             case "refused":
                 self._end(replica, 2 if message["mistake"] else None, f"could not be started: {message['text']}")
-            case "ended" if message["asked_by_slurm"] and message["code"]:
+            case "ended" if message["code"] and (message["asked_by_slurm"] or message["code"] in _BY_SIGTERM):
                 self._unjudged.append((replica.last_heard + SIGNAL_S, replica, message))
             case "ended":
                 self._judge(replica, message)
@@ -360,6 +365,8 @@ def main(first_folder: Path, environ: Mapping[str, str] = os.environ) -> int:
             time.sleep(REQUEUE_S)
         text = f"{why}, and Slurm doesn't requeue it: {refusal or 'nothing happens'}"
         _say_over(folder, False, failure or Failure("host", text, 0.0), "", text)
+    if stop:
+        time.sleep(SETTLE_S)
     return 0 if succeeded else 1
 
 

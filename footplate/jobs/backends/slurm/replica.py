@@ -239,7 +239,7 @@ class Runner:
         self._writer.close()
         lines = [line.strip() for line in last.last.decode("utf-8", "replace").splitlines()]
         last_line = next((line for line in reversed(lines) if line), "")
-        self._say("ended", code=last.code, last=last_line, asked_by_slurm=self._asked_by_slurm)
+        self._say("ended", code=last.code, last=last_line, asked_by_slurm=self._asked_by_slurm or self.stop_requested)
 
     def _end(self, rank: Rank) -> None:
         """Handle the end of a process: read its remaining output. If it failed, the others have a moment to end."""
