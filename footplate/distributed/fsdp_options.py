@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from torch import nn
@@ -20,7 +20,7 @@ SHARDINGS: tuple[Sharding, ...] = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"
 LayerTypes = Collection[type[nn.Module] | str] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FSDPStrategy:
     """Sharded data parallelism (FSDP2), with options.
 
@@ -57,6 +57,15 @@ class FSDPStrategy:
         if self.mixed_precision is not None:
             _check_policy(self.mixed_precision)
 
+    def __repr__(self) -> str:
+        """The options that differ from the defaults. It is the same on all ranks, which compare it."""
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {field.name: options[field.name] for field in fields(self) if options[field.name] != field.default}
+        for name in {"auto_wrap_policy", "activation_checkpointing_policy"} & changed.keys():
+            # A set has another order in each process.
+            changed[name] = f"{{{', '.join(sorted(map(_name_of, changed[name])))}}}"
+        return f"FSDPStrategy({', '.join(f'{name}={value}' for name, value in changed.items())})"
+
     def check_ranks(self, ranks: int) -> None:
         """Check that the groups of "HYBRID_SHARD" hold all ranks.
 
@@ -82,21 +91,21 @@ def layers_of(module: nn.Module, option: str, types: LayerTypes) -> list[nn.Modu
     Raises:
         ConfigError: a type that no layer has.
     """
-    wanted = {kind if isinstance(kind, str) else kind.__qualname__: kind for kind in types or ()}
-    missing, layers = set(wanted), []
-    for layer in module.modules():
-        names = {name for name, kind in wanted.items() if _has_type(layer, kind)}
-        if names:
-            layers.append(layer)
-            missing -= names
+    kinds = list(types or ())
+    layers = [layer for layer in module.modules() if any(_has_type(layer, kind) for kind in kinds)]
+    missing = [kind for kind in kinds if not any(_has_type(layer, kind) for layer in layers)]
     if missing:
         there = sorted({type(layer).__name__ for layer in module.modules() if layer is not module})
         raise ConfigError(
-            f"FSDPStrategy({option}=…): {type(module).__name__} has no layer of type {', '.join(sorted(missing))}. It has "
-            f"{', '.join(there) or 'no layers'}."
+            f"FSDPStrategy({option}=…): {type(module).__name__} has no layer of type "
+            f"{', '.join(sorted(map(_name_of, missing)))}. It has {', '.join(there) or 'no layers'}."
         )
     # `modules` yields a layer before its parts.
     return layers[::-1]
+
+
+def _name_of(kind: type[nn.Module] | str) -> str:
+    return kind if isinstance(kind, str) else kind.__qualname__
 
 
 def _has_type(layer: nn.Module, kind: type[nn.Module] | str) -> bool:

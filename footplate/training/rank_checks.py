@@ -19,6 +19,7 @@ from footplate.core.errors import CheckpointError, DataError
 from footplate.core.hashing import hashed
 from footplate.data.adapters.rank_shares import draw_order, shared_content
 from footplate.distributed.consistency import blind, check_alike, digest, parameters_of
+from footplate.distributed.strategies import options_of
 from footplate.training.config import COMPARED
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def check_settings(run: Run) -> None:
     """
     settings = {"stage": run.stage} | {name: getattr(run.config, name) for name in COMPARED}
     settings |= {"accelerator": run.accelerator.name, "precision": run.precision.name}
-    settings |= {"strategy": run.parallel.name, "callbacks that save or stop": _deciding(run.callbacks)}
+    options = repr(options_of(run.config.strategy)) if run.parallel.sharded else run.parallel.name
+    settings |= {"strategy": options, "callbacks that save or stop": _deciding(run.callbacks)}
     hint = "Give every rank the same: only rank 0 writes, whichever rank asks for it."
     check_alike(run.group, settings, hint)
 

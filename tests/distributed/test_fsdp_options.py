@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections import Counter
 from typing import ClassVar
@@ -315,6 +316,33 @@ def test_groups_must_hold_all_ranks(tmp_path):
     strategy = fp.FSDPStrategy(sharding_strategy="HYBRID_SHARD", device_mesh=(2, 2))
     with pytest.raises(fp.ConfigError, match=r"2 groups of 2 ranks make 4, and the run has 1"):
         train(tmp_path, strategy)
+
+
+def test_the_text_of_options_is_the_same_in_each_process():
+    types = {Block, nn.Linear, "Embedding"}
+    text = "FSDPStrategy(auto_wrap_policy={Block, Embedding, Linear}, sharding_strategy=SHARD_GRAD_OP)"
+    assert repr(fp.FSDPStrategy(types, sharding_strategy="SHARD_GRAD_OP")) == text
+    assert repr(fp.FSDPStrategy()) == "FSDPStrategy()"
+
+
+def test_types_of_one_name_are_all_found():
+    class Linear(nn.Module):
+        """Another one."""
+
+    model = nn.Sequential(Linear(), nn.Linear(1, 1))
+    assert layers_of(model, "auto_wrap_policy", {Linear, nn.Linear}) == [model[1], model[0]]
+    assert layers_of(model, "auto_wrap_policy", {nn.Linear}) == [model[1]]
+    assert layers_of(model, "auto_wrap_policy", {"Linear"}) == [model[1], model[0]]
+
+
+def test_ranks_with_different_options_refuse_to_train(tmp_path):
+    def run():
+        types = {Block} if os.environ["RANK"] == "0" else {Block, nn.Linear}
+        with pytest.raises(fp.ConfigError, match=r"strategy.*auto_wrap_policy=\{Block, Linear\}"):
+            train(tmp_path, fp.FSDPStrategy(auto_wrap_policy=types))
+        return True
+
+    assert ranks.run(run, 2) == [True, True]
 
 
 def test_xla_has_no_such_options(tmp_path):
