@@ -1,8 +1,8 @@
 """Order of the tests when pytest-xdist runs them in several processes.
 
 Tests of one group run in one process, one after another. The group of a test is
-- `clusters` for the tests that start Ray or Spark: Ray keeps one address for the whole machine, and both start many
-  processes, so that two of them at a time only slow each other down;
+- `ray` for the tests that start Ray, which keeps one address for the whole machine;
+- `spark` for the tests that start Spark, whose processes take gigabytes;
 - `slurm` for the tests that start Slurm's daemons, so that these start once;
 - the test itself in the files of `INDEPENDENT`, whose tests share nothing;
 - its file otherwise, so that each server that a file shares starts once.
@@ -25,19 +25,26 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-CLUSTERS = re.compile(
-    r"tests/launch/test_(ray|ray_alone|spark)\.py"
-    r"|tests/(launch|jobs/backends)/test_(conformance|questions)\.py::.*\[(ray|spark)\b"
-    r"|tests/jobs/backends/test_ray_jobs\.py"
-    r"|tests/compat/test_petastorm\.py"
-    r"|tests/test_examples\.py::test_lakehouse_goes_from_a_spark"
-    r"|tests/test_benchmarks\.py::.*\[(ray|spark)-"
-)
-SLURM = re.compile(
-    r"tests/jobs/backends/test_conformance\.py::.*\[slurm\b"
-    r"|tests/jobs/backends/test_slurm_jobs\.py"
-    r"|tests/launch/test_slurm_allocation\.py"
-)
+ENGINES = {
+    "ray": re.compile(
+        r"tests/launch/test_(ray|ray_alone)\.py"
+        r"|tests/(launch|jobs/backends)/test_(conformance|questions)\.py::.*\[ray\b"
+        r"|tests/jobs/backends/test_ray_jobs\.py"
+        r"|tests/test_benchmarks\.py::.*\[ray-"
+    ),
+    "spark": re.compile(
+        r"tests/launch/test_spark\.py"
+        r"|tests/(launch|jobs/backends)/test_(conformance|questions)\.py::.*\[spark\b"
+        r"|tests/compat/test_petastorm\.py"
+        r"|tests/test_examples\.py::test_lakehouse_goes_from_a_spark"
+        r"|tests/test_benchmarks\.py::.*\[spark-"
+    ),
+    "slurm": re.compile(
+        r"tests/jobs/backends/test_conformance\.py::.*\[slurm\b"
+        r"|tests/jobs/backends/test_slurm_jobs\.py"
+        r"|tests/launch/test_slurm_allocation\.py"
+    ),
+}
 INDEPENDENT = ("tests/test_benchmarks.py", "tests/lab/test_engines.py", "tests/lab/test_training.py")
 
 # Seconds of a test without a record, which took less than a second.
@@ -48,10 +55,9 @@ SLOW_GROUP_S = 0.5
 
 def group_of(test: str) -> str:
     """Group of a test, given its node id."""
-    if CLUSTERS.match(test):
-        return "clusters"
-    if SLURM.match(test):
-        return "slurm"
+    engine = next((engine for engine, tests in ENGINES.items() if tests.match(test)), None)
+    if engine is not None:
+        return engine
     file = test.partition("::")[0]
     return test if file in INDEPENDENT else file
 
