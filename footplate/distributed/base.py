@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from footplate.core.time_split import TimeSplit
-from footplate.distributed.meta_device import innermost_first, materialize
+from footplate.distributed.meta_device import initializers_of, innermost_first, materialize
 
 
 class Strategy:
@@ -63,7 +63,7 @@ class Strategy:
         Raises:
             ConfigError: a layer on the meta device can't give its parameters their numbers.
         """
-        materialize(innermost_first(module), device)
+        materialize(innermost_first(module), device, initializers_of(module))
         module.to(device)
 
     def prepare(self, module: nn.Module) -> None:

@@ -31,7 +31,13 @@ from footplate.core.time_split import TimeSplit
 from footplate.distributed.base import Strategy
 from footplate.distributed.buckets import mean_over_ranks, send_from_first
 from footplate.distributed.fsdp_options import FSDPStrategy, layers_of
-from footplate.distributed.meta_device import innermost_first, materialize, spanning_reset
+from footplate.distributed.meta_device import (
+    Initializer,
+    initializers_of,
+    innermost_first,
+    materialize,
+    spanning_reset,
+)
 from footplate.distributed.world import World
 
 if TYPE_CHECKING:
@@ -89,13 +95,14 @@ class FSDP(Strategy):
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         units, kind, settings = self._units(module), type(module), self._settings()
+        initializers = initializers_of(module)
         if spanning_reset(module, units):
-            materialize(innermost_first(module), self._device)
+            materialize(innermost_first(module), self._device, initializers)
         internals = _internals()
         collectives = None if internals is None else internals.Collectives()
         sharded: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, FSDPModule)]
         for unit in (*units, module):
-            self._place_unit(unit, sharded)
+            self._place_unit(unit, sharded, initializers)
             fully_shard(unit, **settings)
             sharded.append(unit)
             if collectives is not None:
@@ -138,9 +145,9 @@ class FSDP(Strategy):
             )
         return settings
 
-    def _place_unit(self, unit: nn.Module, sharded: list[nn.Module]) -> None:
+    def _place_unit(self, unit: nn.Module, sharded: list[nn.Module], initializers: Mapping[int, Initializer]) -> None:
         """Move a unit to the device, without the units in it that are sharded, with the numbers of rank 0."""
-        materialize(innermost_first(unit, skip=sharded), self._device)
+        materialize(innermost_first(unit, skip=sharded), self._device, initializers)
         layers = [layer for _, layer in innermost_first(unit, skip=sharded)]
         for layer in layers:
             layer._apply(lambda tensor: tensor.to(self._device), recurse=False)

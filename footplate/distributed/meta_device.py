@@ -6,17 +6,28 @@
 `materialize` gives their tensors memory on a device, and lets the layers fill them. torch's layers have a method for that,
 `reset_parameters()`. It goes from the innermost layers to the outermost one. So a layer of one's own may have such a method
 too, which changes what its parts have drawn.
+
+Many models have another method, which fills one layer after the other: `_init_weights(layer)` of transformers' models, of
+timm's, and of the many that were written after them. It is called for each layer below the model, after the layer's own
+`reset_parameters()`. If a layer has only that method, its new tensors hold NaN before the call, so that one that the method
+leaves out is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from footplate.core.errors import ConfigError
+
+Initializer = Callable[[nn.Module], Any]
+NONE: Mapping[int, Initializer] = MappingProxyType({})
 
 
 def on_meta(module: nn.Module) -> bool:
@@ -47,13 +58,37 @@ def innermost_first(
     return layers(module, name)
 
 
+def initializers_of(module: nn.Module) -> dict[int, Initializer]:
+    """The `_init_weights(layer)` of each layer by the layer's id: its own, or that of the nearest layer around it."""
+    initializers: dict[int, Initializer] = {}
+
+    def collect(layer: nn.Module, around: Initializer | None) -> None:
+        own = getattr(layer, "_init_weights", None)
+        nearest = own if callable(own) and _takes_a_layer(own) else around
+        if nearest is not None:
+            initializers[id(layer)] = nearest
+        for child in layer.children():
+            collect(child, nearest)
+
+    collect(module, None)
+    return initializers
+
+
+def _takes_a_layer(function: Callable[..., Any]) -> bool:
+    parameters = list(inspect.signature(function).parameters.values())
+    return len(parameters) == 1 and parameters[0].default is parameters[0].empty
+
+
 @torch.no_grad()
-def materialize(layers: Iterator[tuple[str, nn.Module]], device: torch.device) -> None:
+def materialize(
+    layers: Iterator[tuple[str, nn.Module]], device: torch.device, initializers: Mapping[int, Initializer] = NONE
+) -> None:
     """Replace the meta tensors of some layers by real ones, and let the layers fill them.
 
     Args:
         layers: names and layers, each after its parts.
         device: where the tensors are made.
+        initializers: of the whole model, from `initializers_of`.
 
     Raises:
         ConfigError: a layer can't fill its tensors, or has real ones too, which it would overwrite.
@@ -63,14 +98,17 @@ def materialize(layers: Iterator[tuple[str, nn.Module]], device: torch.device) -
     changed: list[str] = []
     for name, layer in layers:
         reset, prefix = _reset_of(layer), f"{name}." if name else ""
+        initialize, own = initializers.get(id(layer)), len(changed)
         for table in _tables(layer):
             for key, tensor in table.items():
                 if tensor is None or not tensor.is_meta:
                     continue
-                if reset is None:
+                if reset is None and initialize is None:
                     raise _no_reset(prefix + key, layer)
                 if id(tensor) not in made:
                     made[id(tensor)] = _empty_like(tensor, device)
+                    if reset is None and tensor.is_floating_point():
+                        made[id(tensor)].fill_(math.nan)
                     ours.add(id(made[id(tensor)]))
                 table[key] = made[id(tensor)]
                 changed.append(prefix + key)
@@ -79,6 +117,21 @@ def materialize(layers: Iterator[tuple[str, nn.Module]], device: torch.device) -
                 if id(parameter) not in ours:
                     raise _overwrites(next(key for key in changed if key.startswith(prefix)), prefix + key, layer)
             reset()
+        if initialize is not None and len(changed) > own:
+            initialize(layer)
+            if reset is None:
+                _check_filled(layer, prefix, initialize)
+
+
+def configure_layers(module: Any) -> None:
+    """Call a module's `configure_model`, and make the layers that it leaves on the meta device on the CPU.
+
+    Raises:
+        ConfigError: a layer on the meta device can't give its tensors their numbers.
+    """
+    module.configure_model()
+    if on_meta(module):
+        materialize(innermost_first(module), torch.device("cpu"), initializers_of(module))
 
 
 def spanning_reset(module: nn.Module, units: Collection[nn.Module]) -> bool:
@@ -89,6 +142,18 @@ def spanning_reset(module: nn.Module, units: Collection[nn.Module]) -> bool:
         for layer in module.modules()
         if id(layer) not in ids
     )
+
+
+def _check_filled(layer: nn.Module, prefix: str, initialize: Initializer) -> None:
+    """Raise a ConfigError if a tensor of a layer that had NaN before `initialize(layer)` has it still."""
+    for table in _tables(layer):
+        for key, tensor in table.items():
+            if tensor is not None and tensor.is_floating_point() and bool(tensor.isnan().any()):
+                owner, kind = type(getattr(initialize, "__self__", layer)).__name__, type(layer).__name__
+                raise ConfigError(
+                    f"{prefix}{key} is on the meta device, and {owner}._init_weights() doesn't give it its numbers. Let it "
+                    f"do so for a {kind}, define reset_parameters() on {kind}, or build this layer on a real device."
+                )
 
 
 def _no_reset(name: str, layer: nn.Module) -> ConfigError:

@@ -30,6 +30,7 @@ from footplate.core import rng
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
 from footplate.core.profile_requests import VARIABLE
+from footplate.distributed.meta_device import configure_layers
 from footplate.hardware.transfer import to_device
 from footplate.launch import Restarts, backends, launch
 from footplate.launch.backends import Backend, Local
@@ -191,7 +192,7 @@ def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome)
     trainer.show_callbacks(trainer.own_callbacks)
     if outcome.weights is not None:
         if overrides(module, "configure_model"):
-            module.configure_model()
+            configure_layers(module)
         module.load_state_dict(outcome.weights)
 
 

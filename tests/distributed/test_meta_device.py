@@ -13,9 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 import footplate as fp
+from footplate import checkpoint
 from footplate.core.errors import ConfigError
 from footplate.distributed.fsdp import repeated_blocks
-from footplate.distributed.meta_device import innermost_first, materialize, on_meta
+from footplate.distributed.meta_device import initializers_of, innermost_first, materialize, on_meta
 
 CPU = torch.device("cpu")
 
@@ -164,6 +165,22 @@ def test_a_model_on_the_meta_device_is_trained(tmp_path, strategy):
     assert all(value.isfinite().all() for value in weights.values())
 
 
+def test_load_from_checkpoint_makes_the_layers_of_configure_model(tmp_path):
+    weights, _ = fit(tmp_path, OnMeta())
+    loaded = OnMeta.load_from_checkpoint(checkpoint.newest([tmp_path / "checkpoints"]))
+    assert not on_meta(loaded)
+    assert all(torch.equal(value, weights[name]) for name, value in loaded.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_model_on_the_meta_device_gets_the_weights_that_other_processes_have_trained(trainer):
+    model, made = OnMeta(), trainer(devices=2, strategy="fsdp", max_epochs=1)
+    made.fit(model, DataLoader(dataset(48), 8))
+    assert not on_meta(model)
+    saved = checkpoint.load(checkpoint.newest([made.checkpoint_dir]))["state_dict"]
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+
+
 def test_a_sharded_model_is_made_unit_by_unit_and_learns_what_a_whole_one_learns(tmp_path, monkeypatch):
     # Each layer has a seed of its own, since the order in which layers are made differs.
     def seeded(self):
@@ -218,3 +235,69 @@ def test_a_layer_that_was_sharded_on_the_meta_device_and_left_there_is_named(tmp
             fit(tmp_path, Left(), "fsdp")
 
     ranks.run(refused, 2)
+
+
+class Gain(nn.Module):
+    """Has no reset_parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(4))
+
+
+class Gpt(nn.Module):
+    """Fills its layers itself, as nanoGPT and transformers' models do."""
+
+    def __init__(self, fills_gain: bool = True) -> None:
+        super().__init__()
+        self.linear, self.norm, self.gain = nn.Linear(4, 4), nn.LayerNorm(4), Gain()
+        self.fills_gain = fills_gain
+        self.apply(self._init_weights)
+
+    def _init_weights(self, module):
+        if isinstance(module, nn.Linear):
+            nn.init.constant_(module.weight, 3.0)
+        elif isinstance(module, Gain) and self.fills_gain:
+            nn.init.constant_(module.gain, 2.0)
+
+
+def on_meta_device(make):
+    with torch.device("meta"):
+        return make()
+
+
+def test_a_model_fills_its_layers_by_init_weights():
+    model = nn.Sequential(on_meta_device(Gpt), on_meta_device(Gpt))
+    materialize(innermost_first(model), CPU, initializers_of(model))
+    for part in model:
+        assert torch.equal(part.linear.weight, torch.full((4, 4), 3.0))
+        assert torch.equal(part.norm.weight, torch.ones(4))
+        assert torch.equal(part.gain.gain, torch.full((4,), 2.0))
+        assert bool(part.linear.bias.abs().max() <= 0.5)  # of reset_parameters
+
+
+def test_a_layer_that_init_weights_leaves_out_is_refused():
+    model = on_meta_device(lambda: Gpt(fills_gain=False))
+    message = r"gain\.gain is on the meta device, and Gpt\._init_weights\(\) doesn't give it.* a Gain"
+    with pytest.raises(ConfigError, match=message):
+        materialize(innermost_first(model), CPU, initializers_of(model))
+
+
+def test_an_init_weights_that_takes_no_layer_is_not_called():
+    class Own(nn.Module):
+        def _init_weights(self, std=0.02):
+            raise AssertionError
+
+    class Other(nn.Module):
+        def _init_weights(self):
+            raise AssertionError
+
+    assert initializers_of(nn.Sequential(Own(), Other())) == {}
+
+
+def test_the_nearest_init_weights_counts():
+    inner, outer = Gpt(), Gpt()
+    outer.inner = inner
+    initializers = initializers_of(outer)
+    assert initializers[id(inner.linear)].__self__ is inner
+    assert initializers[id(outer.linear)].__self__ is outer

@@ -1,0 +1,115 @@
+"""A Llama of transformers, built on the meta device: trained by four ranks in memory that one rank couldn't hold it in,
+killed, continued by two, exported, and loaded by transformers, which generates the same text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from pathlib import Path
+
+import models  # noqa: F401  lets torchvision be imported, which transformers looks for
+import pytest
+import torch
+from models import ranks
+from torch.utils.data import DataLoader
+
+import footplate as fp
+from footplate import checkpoint
+
+BLOCK = {"LlamaDecoderLayer"}
+VOCABULARY, LENGTH = 512, 16
+# Weights, gradients and the two moments of Adam take 4 × 150 MB. A quarter of that fits, with what a step and a save need.
+MARGIN_MB = 450
+# Blocks from this size on are returned to the system when they are freed. By default, glibc would keep them.
+M_MMAP_THRESHOLD, BYTES = -3, 1 << 20
+
+
+def make_llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8,
+        num_key_value_heads=4, max_position_embeddings=LENGTH, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+class Text(fp.Module):
+    def configure_model(self):
+        if not hasattr(self, "llama"):
+            with torch.device("meta"):
+                self.llama = make_llama()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.llama(input_ids=batch, labels=batch).loss
+        print(self.trainer.global_step, loss.item(), flush=True)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3, foreach=False)
+
+
+class KilledAfter(fp.Callback):
+    """Kills this rank after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def data_mb() -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData"))
+    return int(line.split()[1]) / 1024
+
+
+def train(root, batch_size, max_steps, strategy, margin_mb=None, callbacks=(), **arguments):
+    make_llama()  # imports what a Llama needs
+    if margin_mb is not None:
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, BYTES)
+        limit = int((data_mb() + margin_mb) * 2**20)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    trainer = fp.Trainer(
+        accelerator="cpu", strategy=strategy, max_steps=max_steps, logger=False, enable_progress_bar=False, seed=1,
+        enable_model_summary=False, default_root_dir=root, enable_monitor=False,
+        callbacks=[fp.ModelCheckpoint(every_n_train_steps=2, save_last=True), *callbacks],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Text()
+    rows = [(7 * row + torch.arange(LENGTH)) % VOCABULARY for row in range(64)]
+    trainer.fit(model, DataLoader(rows, batch_size), **arguments)
+    return trainer.global_step, {
+        type(layer).__mro__[2].__name__ for layer in model.modules() if hasattr(layer, "reshard")
+    }
+
+
+SHARDED = fp.FSDPStrategy(auto_wrap_policy=BLOCK, activation_checkpointing_policy=BLOCK)
+
+
+@pytest.mark.slow
+def test_a_llama_that_one_rank_cannot_hold_trains_on_four_goes_on_with_two_and_generates_in_transformers(tmp_path):
+    from transformers import LlamaForCausalLM
+
+    with pytest.raises(AssertionError, match="can't allocate memory"):
+        ranks.run(lambda: train(tmp_path / "one", 16, 2, "auto", MARGIN_MB), 1)
+
+    run = tmp_path / "run"
+    with pytest.raises(AssertionError, match="exit statuses"):
+        ranks.run(lambda: train(run, 4, 8, SHARDED, MARGIN_MB, [KilledAfter(5)]), 4)
+    # The ranks may have been killed before the checkpoint of step 4 was on the disk.
+    assert checkpoint.read_meta(checkpoint.newest([run / "checkpoints"]))["global_step"] in (2, 4)
+
+    first, second = ranks.run(lambda: train(run, 8, 8, SHARDED, ckpt_path="last"), 2)
+    assert first == second == (8, {"LlamaDecoderLayer", "Text"})
+
+    model = Text.load_from_checkpoint(checkpoint.newest([run / "checkpoints"]))
+    model.llama.save_pretrained(tmp_path / "exported")
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "exported")
+    start = torch.tensor([[1, 2, 3]])
+    written = loaded.generate(start, max_new_tokens=8, do_sample=False)
+    assert torch.equal(written, model.llama.generate(start, max_new_tokens=8, do_sample=False))
