@@ -46,10 +46,10 @@ from common import (
 from ddp_overhead import free_port
 
 # Width, blocks, rows of a batch, steps.
-MODEL, QUICK_MODEL = (2048, 8, 4, 8), (256, 4, 4, 4)
+MODEL, QUICK_MODEL = (2048, 8, 4, 5), (256, 4, 4, 4)
 LENGTH = 16
 WARM_STEPS = 2
-ROUNDS = 3
+ROUNDS = 2
 RAW, FOOTPLATE = "raw FSDP2", "footplate"
 MB = 1e6
 
