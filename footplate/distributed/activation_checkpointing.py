@@ -1,8 +1,7 @@
 """Activation checkpointing: layers whose activations are computed again in the backward pass, instead of kept.
 
-A transformer keeps some 30 numbers of each token in each block for its backward pass. With checkpointing it keeps the input
-of each block, and runs the block's forward pass a second time: a third more computation for most of the memory. Draws
-(dropout) are repeated.
+With checkpointing, a layer keeps its input only, and its forward pass runs a second time in the backward pass. Draws
+(dropout) are repeated, so the numbers stay the same.
 """
 
 from __future__ import annotations

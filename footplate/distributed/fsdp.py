@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +43,9 @@ from footplate.distributed.world import World
 if TYPE_CHECKING:
     from footplate.distributed.fsdp_internals import Collectives
 
-# A module stays sharded after a call of a trainer, and is trained again with the same collectives.
+# A module stays sharded after a call of a trainer, and is trained again with the same collectives and options.
 _COLLECTIVES: WeakKeyDictionary[nn.Module, Collectives] = WeakKeyDictionary()
-_PREPARED: WeakSet[nn.Module] = WeakSet()
-
+_PREPARED: WeakKeyDictionary[nn.Module, tuple[FSDPStrategy, torch.dtype | None]] = WeakKeyDictionary()
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -83,13 +82,24 @@ class FSDP(Strategy):
         self._module = module
         if module in _PREPARED:
             # In an earlier call of a trainer.
+            self._check_same(module, *_PREPARED[module])
             module.to(self._device)
             return
         if not isinstance(module, FSDPModule):
             self._shard(module)
         _refuse_meta(module)
         _register_steps(module)
-        _PREPARED.add(module)
+        _PREPARED[module] = self._options, self._autocast
+
+    def _check_same(self, module: nn.Module, options: FSDPStrategy, autocast: torch.dtype | None) -> None:
+        """Refuse a module that an earlier trainer has sharded in another way."""
+        if (options, autocast) != (self._options, self._autocast):
+            raise ConfigError(
+                f"{type(module).__name__} was sharded by an earlier call, with {options!r} and its weights gathered in "
+                f"{autocast or 'their own type'}, and stays so. This trainer has {self._options!r} and "
+                f"{self._autocast or 'their own type'}. Use the same strategy and precision, or a new module, whose weights "
+                "come from a checkpoint (ckpt_path)."
+            )
 
     def _shard(self, module: nn.Module) -> None:
         from torch.distributed.fsdp import FSDPModule, fully_shard

@@ -7,10 +7,9 @@
 `reset_parameters()`. It goes from the innermost layers to the outermost one. So a layer of one's own may have such a method
 too, which changes what its parts have drawn.
 
-Many models have another method, which fills one layer after the other: `_init_weights(layer)` of transformers' models, of
-timm's, and of the many that were written after them. It is called for each layer below the model, after the layer's own
-`reset_parameters()`. If a layer has only that method, its new tensors hold NaN before the call, so that one that the method
-leaves out is found.
+A model may also have a method that fills any of its layers: `_init_weights(layer)`, as transformers' models do. It is
+called for each layer of the model, after the layer's own `reset_parameters()`. A layer without that one gets NaN before the
+call, so that a tensor that `_init_weights` leaves out is found.
 """
 
 from __future__ import annotations

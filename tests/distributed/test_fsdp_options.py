@@ -345,6 +345,31 @@ def test_ranks_with_different_options_refuse_to_train(tmp_path):
     assert ranks.run(run, 2) == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"strategy": fp.FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")}, r"This trainer has .*SHARD_GRAD_OP"),
+        ({"strategy": "fsdp", "precision": "bf16-mixed"}, r"This trainer has .*torch\.bfloat16"),
+    ],
+)
+def test_a_module_that_is_sharded_in_another_way_is_refused(tmp_path, other, message):
+    def trainer(**settings):
+        return fp.Trainer(
+            accelerator="cpu", logger=False, enable_progress_bar=False, max_steps=1, enable_model_summary=False,
+            default_root_dir=tmp_path, enable_checkpointing=False, **settings,
+        )  # fmt: skip
+
+    def run():
+        model = OnlyBlocks()
+        trainer(strategy="fsdp").fit(model, [torch.ones(4, 16)])
+        trainer(strategy="fsdp").fit(model, [torch.ones(4, 16)])
+        with pytest.raises(fp.ConfigError, match=message):
+            trainer(**other).fit(model, [torch.ones(4, 16)])
+        return True
+
+    assert ranks.run(run, 2) == [True, True]
+
+
 def test_xla_has_no_such_options(tmp_path):
     with pytest.raises(
         fp.ConfigError, match=r'strategy=FSDPStrategy\(.* doesn.t go with accelerator="xla".* use "fsdp"'
