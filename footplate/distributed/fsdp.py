@@ -97,8 +97,8 @@ class FSDP(Strategy):
             raise ConfigError(
                 f"{type(module).__name__} was sharded by an earlier call, with {options!r} and its weights gathered in "
                 f"{autocast or 'their own type'}, and stays so. This trainer has {self._options!r} and "
-                f"{self._autocast or 'their own type'}. Use the same strategy and precision, or a new module, whose weights "
-                "come from a checkpoint (ckpt_path)."
+                f"{self._autocast or 'their own type'}. Use the same strategy and precision, or a new module with the "
+                "weights of a checkpoint (ckpt_path)."
             )
 
     def _shard(self, module: nn.Module) -> None:
