@@ -8,8 +8,9 @@
 too, which changes what its parts have drawn.
 
 A model may also have a method that fills any of its layers: `_init_weights(layer)`, as transformers' models do. It is
-called for each layer of the model, after the layer's own `reset_parameters()`. A layer without that one gets NaN before the
-call, so that a tensor that `_init_weights` leaves out is found.
+called for each layer of the model, after the layer's own `reset_parameters()`, and also from the innermost layers to the
+outermost one: some models fill the parts of a layer when they are called for the layer. Tensors of a layer without
+`reset_parameters()` get NaN before, so that one that `_init_weights` leaves out is found.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def materialize(
     made: dict[int, Tensor] = {}
     ours: set[int] = set()
     changed: list[str] = []
+    unfilled: list[tuple[Tensor, str, nn.Module, Initializer]] = []
     for name, layer in layers:
         reset, prefix = _reset_of(layer), f"{name}." if name else ""
         initialize, own = initializers.get(id(layer)), len(changed)
@@ -106,8 +108,9 @@ def materialize(
                     raise _no_reset(prefix + key, layer)
                 if id(tensor) not in made:
                     made[id(tensor)] = _empty_like(tensor, device)
-                    if reset is None and tensor.is_floating_point():
+                    if reset is None and initialize is not None and tensor.is_floating_point():
                         made[id(tensor)].fill_(math.nan)
+                        unfilled.append((made[id(tensor)], prefix + key, layer, initialize))
                     ours.add(id(made[id(tensor)]))
                 table[key] = made[id(tensor)]
                 changed.append(prefix + key)
@@ -116,10 +119,11 @@ def materialize(
                 if id(parameter) not in ours:
                     raise _overwrites(next(key for key in changed if key.startswith(prefix)), prefix + key, layer)
             reset()
-        if initialize is not None and len(changed) > own:
+        if initialize is not None and (len(changed) > own or _is_new(layer, ours)):
             initialize(layer)
-            if reset is None:
-                _check_filled(layer, prefix, initialize)
+    for tensor, name, layer, initialize in unfilled:
+        if bool(tensor.isnan().any()):
+            raise _not_filled(name, layer, initialize)
 
 
 def configure_layers(module: Any) -> None:
@@ -143,16 +147,18 @@ def spanning_reset(module: nn.Module, units: Collection[nn.Module]) -> bool:
     )
 
 
-def _check_filled(layer: nn.Module, prefix: str, initialize: Initializer) -> None:
-    """Raise a ConfigError if a tensor of a layer that had NaN before `initialize(layer)` has it still."""
-    for table in _tables(layer):
-        for key, tensor in table.items():
-            if tensor is not None and tensor.is_floating_point() and bool(tensor.isnan().any()):
-                owner, kind = type(getattr(initialize, "__self__", layer)).__name__, type(layer).__name__
-                raise ConfigError(
-                    f"{prefix}{key} is on the meta device, and {owner}._init_weights() doesn't give it its numbers. Let it "
-                    f"do so for a {kind}, define reset_parameters() on {kind}, or build this layer on a real device."
-                )
+def _is_new(layer: nn.Module, ours: Collection[int]) -> bool:
+    """Return True if parameters of a layer or its parts were made here, and the others are sharded already."""
+    others = [parameter for parameter in layer.parameters() if id(parameter) not in ours]
+    return len(others) < len(list(layer.parameters())) and all(hasattr(other, "to_local") for other in others)
+
+
+def _not_filled(name: str, layer: nn.Module, initialize: Initializer) -> ConfigError:
+    owner, kind = type(getattr(initialize, "__self__", layer)).__name__, type(layer).__name__
+    return ConfigError(
+        f"{name} is on the meta device, and {owner}._init_weights() doesn't give it its numbers. Let it do so for a "
+        f"{kind}, define reset_parameters() on {kind}, or build this layer on a real device."
+    )
 
 
 def _no_reset(name: str, layer: nn.Module) -> ConfigError:

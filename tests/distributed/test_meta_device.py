@@ -276,6 +276,34 @@ def test_a_model_fills_its_layers_by_init_weights():
         assert bool(part.linear.bias.abs().max() <= 0.5)  # of reset_parameters
 
 
+class Filling(nn.Module):
+    """Fills the parts of a layer when it is called for the layer, as GPT-2 and T5 of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4))
+
+    def _init_weights(self, module):
+        if isinstance(module, nn.Sequential):
+            nn.init.constant_(module[0].weight, 5.0)
+
+
+def test_init_weights_may_fill_the_parts_of_a_layer():
+    model = on_meta_device(Filling)
+    materialize(innermost_first(model), CPU, initializers_of(model))
+    assert torch.equal(model.block[0].weight, torch.full((4, 4), 5.0))
+
+
+def test_init_weights_changes_no_numbers_that_a_layer_has_already():
+    model = Filling()
+    before = model.block[0].weight.clone()
+    materialize(innermost_first(model), CPU, initializers_of(model))
+    model.block.append(on_meta_device(lambda: nn.Linear(4, 4)))
+    materialize(innermost_first(model), CPU, initializers_of(model))
+    assert torch.equal(model.block[0].weight, before)
+    assert not on_meta(model)
+
+
 def test_a_layer_that_init_weights_leaves_out_is_refused():
     model = on_meta_device(lambda: Gpt(fills_gain=False))
     message = r"gain\.gain is on the meta device, and Gpt\._init_weights\(\) doesn't give it.* a Gain"

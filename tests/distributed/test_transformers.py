@@ -1,5 +1,7 @@
-"""A Llama of transformers, built on the meta device: trained by four ranks in memory that one rank couldn't hold it in,
-killed, continued by two, exported, and loaded by transformers, which generates the same text.
+"""Models of transformers, built on the meta device.
+
+A Llama is trained by four ranks in memory that one rank couldn't hold it in. They are killed, and two go on. It is exported,
+and transformers loads it and generates the same text.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.distributed.meta_device import initializers_of, innermost_first, materialize
 
 BLOCK = {"LlamaDecoderLayer"}
 VOCABULARY, LENGTH = 512, 16
@@ -86,6 +89,40 @@ def train(root, batch_size, max_steps, strategy, margin_mb=None, callbacks=(), *
     return trainer.global_step, {
         type(layer).__mro__[2].__name__ for layer in model.modules() if hasattr(layer, "reshard")
     }
+
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+OF_DECODERS = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
+FAMILIES = {
+    "Llama": ("LlamaForCausalLM", OF_DECODERS),
+    "Qwen3": ("Qwen3ForCausalLM", OF_DECODERS),
+    "Gemma2": ("Gemma2ForCausalLM", OF_DECODERS),
+    "GPT2": ("GPT2LMHeadModel", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "Bert": ("BertForMaskedLM", SIZES),
+    "T5": ("T5ForConditionalGeneration", {"vocab_size": 64, "d_model": 32, "d_ff": 64, "num_layers": 2, "d_kv": 8}),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_transformers_get_the_numbers_that_they_draw_when_they_are_built(family):
+    import transformers
+
+    name, sizes = FAMILIES[family]
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    built = getattr(transformers, name)(config)
+    with torch.device("meta"):
+        model = getattr(transformers, name)(config)
+    materialize(innermost_first(model), torch.device("cpu"), initializers_of(model))
+
+    expected = dict(built.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.isfinite(parameter).all(), name
+        if expected[name].std() > 0 and parameter.numel() > 200:
+            torch.testing.assert_close(parameter.std(), expected[name].std(), rtol=0.25, atol=0, msg=name)
+        elif expected[name].std() == 0:
+            assert torch.equal(parameter, expected[name]), name
+    for (name, buffer), (_, drawn) in zip(model.named_buffers(), built.named_buffers(), strict=True):
+        assert torch.equal(buffer, drawn), name
 
 
 SHARDED = fp.FSDPStrategy(auto_wrap_policy=BLOCK, activation_checkpointing_policy=BLOCK)
