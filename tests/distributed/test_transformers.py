@@ -1,7 +1,7 @@
 """Models of transformers, built on the meta device.
 
-A Llama is trained by four ranks in memory that one rank couldn't hold it in. They are killed, and two go on. It is exported,
-and transformers loads it and generates the same text.
+A Llama is trained by four ranks in memory that one rank couldn't hold it in. They are killed, and two go on. It is
+exported, and transformers loads it and generates the same text.
 """
 
 from __future__ import annotations
