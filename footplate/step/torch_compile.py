@@ -33,9 +33,9 @@ def unwrapped(model: Any, accelerator: Accelerator, strategy: Strategy) -> Any:
             raise ConfigError(
                 'A compiled module doesn\'t go with strategy="replicas": give the module itself, or use strategy="ddp".'
             )
-        for part in (module, *layers(module)):
+        for name, part in (("", module), *layers(module)):
             if not is_compiled(part):
-                compile_in_place(part, model.dynamo_ctx)
+                compile_in_place(part, code_name(module, name), model.dynamo_ctx)
     return module
 
 
@@ -45,8 +45,8 @@ def compile_children(module: torch.nn.Module, options: dict[str, Any]) -> None:
     `training_step` with its logging stays Python; its calls of children run compiled code. A module without children is
     compiled as a whole.
     """
-    for part in layers(module) or [module]:
-        compile_in_place(part, functools.partial(torch.compile, **options))
+    for name, part in layers(module) or [("", module)]:
+        compile_in_place(part, code_name(module, name), functools.partial(torch.compile, **options))
 
 
 def in_graphs(module: torch.nn.Module, device: torch.device) -> bool:
@@ -54,6 +54,12 @@ def in_graphs(module: torch.nn.Module, device: torch.device) -> bool:
     return device.type == "cuda" and any(is_compiled(part) for part in module.modules())
 
 
-def layers(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the children that have parameters."""
-    return [child for child in module.children() if any(True for _ in child.parameters())]
+def layers(module: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """Return the children that have parameters, with their names."""
+    return [(name, child) for name, child in module.named_children() if any(True for _ in child.parameters())]
+
+
+def code_name(module: torch.nn.Module, name: str) -> str:
+    """Return a name for the code of one child of all modules of a class, or of these modules themselves."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}.{name or 'forward'}"

@@ -23,6 +23,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -117,15 +118,36 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
-def compile_in_place(module: torch.nn.Module, compiler: Callable[..., Any]) -> None:
-    """Call `module.compile()`, also for classes of torch, whose frames the compiler would pass over."""
+def compile_in_place(module: torch.nn.Module, name: str, compiler: Callable[..., Any]) -> None:
+    """Call `module.compile()`, also for classes of torch, whose frames the compiler would pass over.
+
+    Args:
+        module: the module.
+        name: of its code. Modules of one name share what is compiled, if they are alike.
+        compiler: `torch.compile`, with its options.
+    """
     call = module._call_impl
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    compiled: Any = _Compiled(compiler(forward))
+    compiled: Any = _Compiled(compiler(with_code_of(name, forward)))
     module._compiled_call_impl = compiled
+
+
+_CODES: dict[str, CodeType] = {}
+
+
+def with_code_of(name: str, function: FunctionType) -> Callable[..., Any]:
+    """A copy of a function, whose code object is that of a name.
+
+    Functions of one `def` have one code object, which `torch.compile` compiles eight times at most. After that it runs
+    them eagerly.
+    """
+    code = _CODES.setdefault(name, function.__code__.replace(co_name=name))
+    copy = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 class _Compiled:
