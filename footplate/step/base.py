@@ -39,7 +39,7 @@ class StepSpec:
         accumulate_grad_batches: batches whose gradients are summed before an optimizer step.
         gradient_clip_val: the norm or value to clip to; None or 0 for none.
         gradient_clip_algorithm: "norm" or "value".
-        compile: options of `torch.compile`, or None.
+        compile: options of `torch.compile` for the layers; "step" or "cudagraphs"; or None.
         on_optimizer_step: called after each optimizer step, before anything else happens.
         strategy: places the module on several ranks; the default is one rank.
         group: the ranks.
@@ -63,7 +63,7 @@ class StepSpec:
     accumulate_grad_batches: int = 1
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str = "norm"
-    compile: dict[str, Any] | None = None
+    compile: dict[str, Any] | str | None = None
     on_optimizer_step: Callable[[], None] = lambda: None
     strategy: Strategy = field(default_factory=Strategy)
     group: Group = ALONE

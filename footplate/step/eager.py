@@ -42,13 +42,14 @@ class EagerStep(Phases, Step):
         super().__init__(spec)
         module, hooks = spec.module, spec.hooks
         _check(spec)
-        if spec.compile is not None:
+        if isinstance(spec.compile, dict):
             compile_children(module, spec.compile)
         self._in_graphs = in_graphs(module, spec.device)
 
         # The forward pass.
         self._plain = spec.precision.plain
         self._arguments: dict[str, int] = {}
+        self.trained: Any = module
         self._training_step = module.training_step
         self._takes_index = step_arguments(self._training_step, "training_step") > 1
         self._learning: list[bool] = []
@@ -156,7 +157,7 @@ class EagerStep(Phases, Step):
             self._learning = learning
             self._training_step = self.spec.module.training_step
             self._takes_index = step_arguments(self._training_step, "training_step") > 1
-            self._training_step = self._strategy.training_step(self.spec.module)
+            self._training_step = self._strategy.training_step(self.trained)
 
     def release(self) -> None:
         self._training_step = self.spec.module.training_step
@@ -175,7 +176,7 @@ class EagerStep(Phases, Step):
             raise ConfigError(f"{name}() has several loaders, so it must take (batch, batch_idx, dataloader_idx).")
         if self._plain:
             return function(*arguments[:count])
-        with self._forward_context():
+        with self.forward_context():
             return function(self.spec.precision.convert_batch(batch), *arguments[1:count])
 
     def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str) -> None:
@@ -210,11 +211,12 @@ class EagerStep(Phases, Step):
     def forward(self, batch: Any, batch_idx: int) -> Any:
         if self._plain:
             return self._training_step(batch, batch_idx) if self._takes_index else self._training_step(batch)
-        with self._forward_context():
+        with self.forward_context():
             batch = self.spec.precision.convert_batch(batch)
             return self._training_step(batch, batch_idx) if self._takes_index else self._training_step(batch)
 
-    def _forward_context(self) -> contextlib.AbstractContextManager[None]:
+    def forward_context(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a forward pass in the step's precision."""
         return self.spec.precision.forward_context(self.spec.device)
 
     def zero_gradients(self, batch_idx: int) -> None:

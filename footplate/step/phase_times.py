@@ -82,6 +82,9 @@ class PhaseTimes:
 
     def __exit__(self, *exception: object) -> None:
         if hasattr(self._step, "show_phases"):
+            if self._on_gpu:
+                # A step that is a CUDA graph has no phases.
+                self._wait()
             self.seconds = self._times.total()
         self._replaced.close()
 

@@ -20,8 +20,10 @@ Each of these may change during training, so each call checks them again.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -87,6 +89,24 @@ def clearer(optimizer: Optimizer) -> Callable[[], Any]:
     return clear
 
 
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """Return True if an optimizer's `step` is torch's own, without hooks. A scheduler may count its steps."""
+    recorded: Any = type(optimizer).step
+    own = vars(optimizer).get("step")
+    return (
+        getattr(recorded, "__code__", None) is _RECORDING
+        and _is_torchs(recorded)
+        and (own is None or _counts_for_scheduler(own, recorded))
+        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        and not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    )
+
+
+def note_step_for_scheduler(optimizer: Any) -> None:
+    """Note that a step was made, as the counter of a scheduler does around `optimizer.step`."""
+    optimizer._opt_called = True
+
+
 def _is_torchs(function: Any) -> bool:
     """Return True if a function and all that it wraps are code of `torch.optim`."""
     while function is not None:
@@ -131,23 +151,43 @@ def compile_in_place(module: torch.nn.Module, name: str, compiler: Callable[...,
     def forward(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    compiled: Any = _Compiled(compiler(with_code_of(name, forward)))
+    compiled: Any = _Compiled(compiler(with_own_code(forward, name)))
     module._compiled_call_impl = compiled
 
 
 _CODES: dict[str, CodeType] = {}
+_numbers = itertools.count()
 
 
-def with_code_of(name: str, function: FunctionType) -> Callable[..., Any]:
-    """A copy of a function, whose code object is that of a name.
+def with_own_code(function: FunctionType, name: str | None = None) -> Callable[..., Any]:
+    """A copy of a function, for `torch.compile`.
 
-    Functions of one `def` have one code object, which `torch.compile` compiles eight times at most. After that it runs
-    them eagerly.
+    Functions of one `def` have one code object. `torch.compile` compiles it eight times at most, and then runs it eagerly.
+    By its name and line, it also remembers which numbers and sizes have changed, and compiles for all values of these. The
+    copy has a code object and a name of its own, or shares them with the copies of the same name.
     """
-    code = _CODES.setdefault(name, function.__code__.replace(co_name=name))
-    copy = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
+    own = name or f"{function.__name__} {next(_numbers)}"
+    code = function.__code__.replace(co_name=own)
+    if name is not None:
+        code = _CODES.setdefault(name, code)
+    copy = FunctionType(code, function.__globals__, own, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
+
+
+def inner_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+    """The `step` of an optimizer of torch without the wrappers around it, which split what `torch.compile` makes of it.
+
+    One of them makes a record for a profiler. The other one turns gradients off, which the caller must do.
+    """
+    return inspect.unwrap(type(optimizer).step)
+
+
+def compile_graph(backend: str | Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph of torch.compile by a backend, or by that of a name."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return (lookup_backend(backend) if isinstance(backend, str) else backend)(graph, list(inputs))
 
 
 class _Compiled:

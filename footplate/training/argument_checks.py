@@ -250,13 +250,15 @@ def check_replicas(name: str, ranks: int, nodes: int, refused: Mapping[str, Any]
 
 
 def check_compile(name: str, value: Any) -> None:
-    """Check True, False or a dict.
+    """Check True, False, a dict, or one of the names.
 
     Raises:
         ConfigError: any other value.
     """
-    if not isinstance(value, (bool, dict)):
-        raise ConfigError(f"{name}={value!r}: expected True, False or a dict of torch.compile's options.")
+    if not isinstance(value, (bool, dict)) and value not in ("step", "cudagraphs"):
+        raise ConfigError(
+            f"{name}={value!r}: expected True, False, a dict of torch.compile's options, \"step\" or \"cudagraphs\"."
+        )
 
 
 def check_deterministic(name: str, value: Any) -> None:

@@ -179,7 +179,7 @@ class TrainerConfig:
     heartbeat_timeout: float = argument(30.0, argument_checks.check_seconds)
     inference_mode: bool = argument(True)
     detect_anomaly: bool = argument(False)
-    compile: bool | dict[str, Any] = argument(False, argument_checks.check_compile)
+    compile: bool | dict[str, Any] | Literal["step", "cudagraphs"] = argument(False, argument_checks.check_compile)
     iterations_per_loop: int = argument(1, count(at_least=1))
     seed: int | None = argument(None, count(at_least=0, or_none=True))
     default_root_dir: str | Path | None = argument(None, argument_checks.check_local_directory)
@@ -203,8 +203,8 @@ class TrainerConfig:
         )  # fmt: skip
 
     @property
-    def compile_options(self) -> dict[str, Any] | None:
-        """The options of `torch.compile`. None if nothing is compiled."""
+    def compile_options(self) -> dict[str, Any] | str | None:
+        """The options of `torch.compile` for the layers; "step" or "cudagraphs"; None if nothing is compiled."""
         return {} if self.compile is True else self.compile or None
 
     def limit(self, stage: str) -> int | float | None:

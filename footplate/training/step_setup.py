@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from footplate.core.errors import ConfigError
 from footplate.distributed.activation_checkpointing import checkpoint_activations
 from footplate.distributed.fsdp_options import layers_of
 from footplate.distributed.strategies import name_of, options_of
+from footplate.hardware.base import Accelerator
 from footplate.hardware.transfer import to_device
-from footplate.step.base import StepSpec
+from footplate.step.base import Step, StepSpec
 from footplate.step.optimizers import StepOptimizer
 from footplate.training.multi_step import between_any_two, rates_ahead
 from footplate.training.profiling import profile_step, recorder
@@ -83,7 +85,9 @@ def build_step(run: Run) -> None:
         times=run.monitor.times,
     )
 
-    if run.logical is None:
+    if run.logical is None and run.stage == "fit" and isinstance(config.compile, str):
+        run.step = _compiled_step(run, spec)
+    elif run.logical is None:
         run.step = pkgutil.resolve_name(run.accelerator.step)(spec)
     else:
         # Imported here, since it imports torch's DistributedDataParallel.
@@ -94,6 +98,19 @@ def build_step(run: Run) -> None:
     if profile is not None:
         profile_step(run, profile)
     run.step_optimizers = [StepOptimizer(optimizer, run.step.optimizer_step) for optimizer in run.optimizers]
+
+
+def _compiled_step(run: Run, spec: StepSpec) -> Step:
+    """Build the step of `compile="step"` and `compile="cudagraphs"`."""
+    if run.accelerator.step != Accelerator.step:
+        raise ConfigError(
+            f'compile="{spec.compile}": accelerator="{run.accelerator.name}" has a step of its own. Use compile=True, or '
+            "leave it out."
+        )
+    # Imported here, since it imports torch's compiler.
+    from footplate.step.compiled_step import CompiledStep
+
+    return CompiledStep(spec)
 
 
 def _steps_per_call(run: Run) -> int:

@@ -153,7 +153,7 @@ class TrainerAttributes:
     heartbeat_timeout = Setting[float]()
     inference_mode = Setting[bool]()
     detect_anomaly = Setting[bool]()
-    compile = Setting[bool | dict[str, Any]]()
+    compile = Setting[bool | dict[str, Any] | str]()
     iterations_per_loop = Setting[int]()
     enable_monitor = Setting[bool]()
 

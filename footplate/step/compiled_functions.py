@@ -1,0 +1,178 @@
+"""The two functions of a step that `compile="step"` compiles: `training_step`, and clipping with the optimizer's step.
+
+`CompiledTrainingStep` is compiled with another `self.log`: it collects, and the values are logged after the call. So the
+compiled function computes the logged values, and torch.compile doesn't see the trainer.
+
+`CompiledUpdate` passes learning rates as tensors. A scheduler changes them without a new compilation. Outside the update,
+the optimizer's groups keep the numbers, for callbacks and checkpoints.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from footplate.step.phases import clip_gradients
+from footplate.step.torch_internals import compile_graph, inner_step, is_of_torch, note_step_for_scheduler, with_own_code
+
+Backend = str | Callable[..., Any]
+
+
+class CompiledTrainingStep(nn.Module):
+    """A module whose `training_step` is compiled.
+
+    Args:
+        module: the user's module.
+        record: logs a value: (batch, name, value, other arguments of `self.log`).
+        backend: of torch.compile.
+
+    Attributes:
+        eager: run `training_step` as it is.
+    """
+
+    automatic_optimization = True
+
+    def __init__(
+        self, module: Any, record: Callable[[Any, str, Any, Mapping[str, Any]], None], backend: Backend
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.eager = False
+        self._record = record
+        # The parameters of `log`, without the name and the value.
+        self._parameter_names = tuple(inspect.signature(module.log).parameters)[2:]
+        self._logged: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self._log = _collector(self._logged)
+
+        def run(*arguments: Any) -> Any:
+            return module.training_step(*arguments)
+
+        self._compiled = torch.compile(with_own_code(run), backend=backend)
+
+    def training_step(self, *arguments: Any) -> Any:
+        """Call the module's `training_step`, and log what it logs."""
+        if self.eager:
+            return self.module.training_step(*arguments)
+        attributes = vars(self.module)
+        attributes["log"] = self._log
+        try:
+            output = self._compiled(*arguments)
+        finally:
+            del attributes["log"]
+            logged = self._logged[:]
+            self._logged.clear()
+        for name, value, args, options in logged:
+            options = dict(zip(self._parameter_names, args, strict=False)) | options
+            self._record(arguments[0], name, value, options)
+        return output
+
+
+def _collector(logged: list[Any]) -> Callable[..., None]:
+    def log(name: str, value: Any, *args: Any, **options: Any) -> None:
+        # A copy, since the step may change its own tensor in place later on.
+        value = value.detach().clone() if isinstance(value, Tensor) else value
+        logged.append((name, value, args, options))
+
+    return log
+
+
+def computes_on(device: torch.device, graph: torch.fx.GraphModule) -> bool:
+    """Return True if all inputs and results of a graph are tensors of a kind of device."""
+    values = [leaf for node in graph.graph.nodes for leaf in pytree.tree_leaves(node.meta.get("example_value"))]
+    return all(isinstance(each, Tensor) and each.device.type == device.type for each in values if each is not None)
+
+
+class CompiledUpdate:
+    """Clipping and the optimizer's step as one compiled function.
+
+    Args:
+        optimizer: one of torch's own.
+        clip_val: the norm or value to clip to; None or 0 for none.
+        clip_algorithm: "norm" or "value".
+        device: the device of the parameters.
+        backend: of torch.compile.
+
+    Attributes:
+        on_device: in the last call, all was one compiled program that computes on the device alone.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, clip_val: float | None, clip_algorithm: str, device: torch.device, backend: Backend
+    ) -> None:
+        self.on_device = False
+        self._optimizer, self._device, self._backend = optimizer, device, backend
+        self._programs: list[bool] = []
+        self._moved = False
+        self._rates: list[Tensor] = []
+        self._numbers: list[Any] = []
+        step = inner_step(optimizer)
+
+        def update() -> None:
+            with torch.no_grad():
+                clip_gradients(optimizer, clip_val, clip_algorithm)
+                step(optimizer)
+
+        self._compiled = torch.compile(with_own_code(update), backend=self._compile)
+
+    @staticmethod
+    def suits(optimizer: Optimizer) -> bool:
+        """Return True if an optimizer can be compiled: its step is torch's own, and its learning rates are numbers."""
+        groups = optimizer.param_groups
+        own = any(isinstance(group["lr"], Tensor) or group.get("differentiable") for group in groups)
+        return is_of_torch(optimizer) and not own
+
+    def set_rates(self) -> None:
+        """Copy the learning rates of the optimizer's groups into the tensors that the update reads."""
+        numbers = [group["lr"] for group in self._optimizer.param_groups]
+        if numbers == self._numbers:
+            return
+        for index, number in enumerate(numbers):
+            if index == len(self._rates):
+                self._rates.append(torch.empty((), device=self._device))
+            self._rates[index].fill_(number)
+        self._numbers = numbers
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled, on_device = compile_graph(self._backend, graph, inputs), computes_on(self._device, graph)
+
+        def run(*inputs: Any) -> Any:
+            self._programs.append(on_device)
+            return compiled(*inputs)
+
+        return run
+
+    def _move_counts(self) -> None:
+        """Move the counts of steps to the GPU, which a checkpoint may have left on the CPU."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"] if "capturable" in group else ():
+                state = self._optimizer.state.get(parameter, {})
+                if isinstance(state.get("step"), Tensor):
+                    state["step"] = state["step"].to(self._device, torch.float32)
+        self._moved = True
+
+    def __call__(self) -> None:
+        """Clip the gradients, and step."""
+        self.set_rates()
+        if not self._moved and self._device.type == "cuda":
+            self._move_counts()
+        self._programs.clear()
+        groups = self._optimizer.param_groups
+        own = [{name: group[name] for name in ("lr", "capturable") if name in group} for group in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
+            group["lr"] = rate
+            if self._device.type == "cuda" and "capturable" in group:
+                # The optimizer counts its steps on the GPU.
+                group["capturable"] = True
+        try:
+            self._compiled()
+        finally:
+            for group, settings in zip(groups, own, strict=True):
+                group.update(settings)
+        self.on_device = self._programs == [True]
+        note_step_for_scheduler(self._optimizer)

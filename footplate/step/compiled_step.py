@@ -1,0 +1,157 @@
+"""The step of `compile="step"` and `compile="cudagraphs"`: compiled functions run in place of the module's Python.
+
+    compile="step"         torch.compile sees `training_step` as one function, with what follows its layers, and clipping
+                           with the optimizer's step as another. The backward pass is compiled with the first.
+    compile="cudagraphs"   the same two functions are traced, and keep the kernels of the eager step.
+
+On a GPU, a whole step becomes one CUDA graph, if only kernels are in it (`step_graph.py`). Then the host launches the graph,
+and no longer each kernel. The order of a step stays that of `phases.py`: hooks run between the phases, in a step that is no
+CUDA graph.
+
+Shapes are static. The shapes of the first batch are compiled. A batch of other shapes, such as the last of an epoch, runs
+`training_step` as it is, so that nothing is compiled again. Checkpoints keep the shapes: a run that resumes at such a batch
+compiles what the run before has compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from footplate.core.errors import ConfigError
+from footplate.step import step_graph
+from footplate.step.base import StepSpec
+from footplate.step.compiled_functions import CompiledTrainingStep, CompiledUpdate
+from footplate.step.eager import EagerStep
+
+log = logging.getLogger(__name__)
+
+BACKENDS = {"step": "inductor", "cudagraphs": "eager"}
+
+Shapes = list[tuple[list[int], str]]
+
+
+class CompiledStep(EagerStep):
+    """The step on one device, or on several by `DistributedDataParallel`, compiled as a whole.
+
+    Attributes:
+        name: "step" or "cudagraphs".
+    """
+
+    def __init__(self, spec: StepSpec) -> None:
+        super().__init__(dataclasses.replace(spec, compile=None))
+        _check(spec, self.steps_by_closure)
+        assert isinstance(spec.compile, str) and self.optimizer is not None
+        self.name = spec.compile
+        backend = BACKENDS[spec.compile]
+
+        self._update: CompiledUpdate | None = None
+        if CompiledUpdate.suits(self.optimizer):
+            clip = None if self._own_clipping else spec.gradient_clip_val
+            self._update = self.make_step = CompiledUpdate(
+                self.optimizer, clip, spec.gradient_clip_algorithm, spec.device, backend
+            )
+
+        self._graphs: step_graph.StepGraphs | None = None
+        if spec.device.type == step_graph.DEVICE:
+            reason = self._reason_against_graphs()
+            if reason is None and self._update is not None:
+                self._graphs = step_graph.StepGraphs(self, self._update, backend)
+            else:
+                log.warning('compile="%s": a step is no CUDA graph, because %s.', spec.compile, reason)
+        self.trained = CompiledTrainingStep(
+            spec.module, spec.record, backend if self._graphs is None else self._graphs.backend
+        )
+        self._shapes: Shapes | None = None
+
+    def train_batch(self, batch: Any, batch_idx: int, ends_window: bool) -> Any:
+        shapes = _shapes_of(batch)
+        if self._shapes is None:
+            self._shapes = shapes
+        self.trained.eager = shapes != self._shapes
+        graphs = self._graphs
+        if graphs is None or not graphs.active:
+            return super().train_batch(batch, batch_idx, ends_window)
+        if self.trained.eager or not self._window.single:
+            graphs.gradients_of = None
+            return super().train_batch(batch, batch_idx, ends_window)
+
+        batch = graphs.begin(batch)
+        # A replay has no phases.
+        forward = super().forward if graphs.ready else self.forward
+        self.changing = graphs.ready
+        output = forward(batch, batch_idx)
+        if graphs.replayed is None:
+            self.backpropagate(output, batch_idx)
+            self.end_window()
+        else:
+            self.count_step()
+        return graphs.end(output)
+
+    def clip(self) -> None:
+        # The update clips, unless the module does it itself.
+        if self._own_clipping or self._update is None:
+            super().clip()
+
+    def release(self) -> None:
+        super().release()
+        self._graphs = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | ({} if self._shapes is None else {"shapes": self._shapes})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if "shapes" in state:
+            self._shapes = [(list(shape), kind) for shape, kind in state["shapes"]]
+
+    def _reason_against_graphs(self) -> str | None:
+        """Return why a step isn't one CUDA graph: something between its kernels must run each time. None if it is one."""
+        spec, optimizer = self.spec, type(self.optimizer).__name__
+        hooks = [*self.before_zero_grad, *self.before_backward, *self.after_backward, *self.before_optimizer_step]
+        own = [
+            name for name, overridden in (
+                ("optimizer_zero_grad", self._own_zero_grad), ("backward", self._own_backward),
+                ("configure_gradient_clipping", self._own_clipping),
+            ) if overridden
+        ]  # fmt: skip
+        if self._distributed:
+            return "gradients are averaged over ranks in it"
+        if hooks:
+            return f"the hook {hooks[0].__qualname__} runs in it"
+        if own:
+            return f"{type(spec.module).__name__}.{own[0]} runs in it"
+        if self._update is None:
+            return f"the optimizer {optimizer} is not one of torch.optim"
+        if spec.accumulate_grad_batches != 1:
+            return "gradients are accumulated over batches"
+        if torch.is_anomaly_enabled():
+            return "detect_anomaly watches its operations"
+        return None
+
+
+def _shapes_of(batch: Any) -> Shapes:
+    return [(list(leaf.shape), str(leaf.dtype)) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def _check(spec: StepSpec, by_closure: bool) -> None:
+    """Refuse what can't be compiled as a whole step."""
+    argument, instead = f'compile="{spec.compile}"', "Use compile=True, which compiles the layers"
+    refused: Sequence[tuple[bool, str]] = (
+        (spec.compile == "cudagraphs" and spec.device.type != "cuda", f"needs a GPU of CUDA, not {spec.device.type}"),
+        (spec.compile == "cudagraphs" and spec.strategy.is_distributed, "needs a single process"),
+        (spec.strategy.sharded or spec.strategy.copies, f'doesn\'t go with strategy="{spec.strategy.name}"'),
+        (not spec.module.automatic_optimization, "needs automatic optimisation"),
+        (by_closure, "doesn't go with an optimizer that evaluates the loss itself, nor with an own optimizer_step"),
+        (not spec.optimizers, "needs an optimizer"),
+        (spec.precision.name == "16-mixed", 'doesn\'t go with precision="16-mixed", which scales the loss'),
+    )
+    for is_refused, why in refused:
+        if is_refused:
+            raise ConfigError(f"{argument} {why}. {instead}, or leave it out.")

@@ -1,0 +1,347 @@
+"""When a step may be replayed as a CUDA graph, and when it must not. `tests/gpu/test_step_graph.py` has the same on a GPU.
+
+Here, a graph is a list of operations with their tensors. A replay runs them again, into the same tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models.small import Classifier, dataset, loader
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+import footplate as fp
+from footplate.step import compiled_step, step_graph
+
+
+class RecordedGraph(TorchDispatchMode):
+    """Records operations; `replay` runs them again. To record changes nothing, as with CUDA."""
+
+    captured = 0
+    replays = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, ...]] = []
+        self.before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.recorded: set[int] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            # The declaration of batch norm doesn't say that it changes its statistics.
+            changes = argument.alias_info is not None and argument.alias_info.is_write
+            if changes or "batch_norm" in str(func):
+                for tensor in pytree.tree_leaves(value):
+                    if isinstance(tensor, torch.Tensor) and tensor.data_ptr() not in self.recorded:
+                        self.before.setdefault(tensor.data_ptr(), (tensor, tensor.detach().clone()))
+        result = func(*args, **kwargs)
+        # Other objects for the same memory, so that nobody finds a reference to theirs.
+        self.operations.append((func, *pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, result))))
+        if all(each.alias_info is None for each in func._schema.returns):
+            new = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+            self.recorded |= {each.data_ptr() for each in new}
+        return result
+
+    @torch.no_grad()
+    def end(self) -> None:
+        type(self).captured += 1
+        for tensor, value in self.before.values():
+            tensor.detach().copy_(value)
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        type(self).replays += 1
+        for func, args, kwargs, recorded in self.operations:
+            if any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns):
+                continue  # a view, whose memory is there
+            results = func(*args, **kwargs)
+            for old, new in zip(pytree.tree_leaves(recorded), pytree.tree_leaves(results), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.detach().copy_(new)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Let the CPU have graphs, and trace only."""
+
+    @contextlib.contextmanager
+    def capture(graph, **settings):
+        with graph:
+            yield
+        graph.end()
+
+    RecordedGraph.captured = RecordedGraph.replays = 0
+    monkeypatch.setattr(step_graph, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setitem(compiled_step.BACKENDS, "step", "eager")
+    return RecordedGraph
+
+
+class Logs(Classifier):
+    def __init__(self, optimizer: Any = torch.optim.AdamW) -> None:
+        super().__init__()
+        self.make_optimizer = optimizer
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = self.make_optimizer(self.parameters(), lr=0.02)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def train(trainer, module=Logs, data=None, **settings):
+    torch.manual_seed(0)
+    model = module()
+    made = trainer(**{"max_epochs": 3, **settings})
+    made.fit(model, data or loader())
+    metrics = {name: float(value) for name, value in made.callback_metrics.items()}
+    return torch.cat([value.flatten().float() for value in model.state_dict().values()]), metrics, model
+
+
+def alike(trainer, graphs, module=Logs, rtol=1e-4, **settings):
+    """Train eagerly and by graphs, and compare; return the number of replays."""
+    eager, metrics, one = train(trainer, module, **settings)
+    assert graphs.replays == 0
+    found, found_metrics, other = train(trainer, module, compile="step", **settings)
+    torch.testing.assert_close(found, eager, rtol=rtol, atol=1e-5)
+    assert found_metrics == pytest.approx(metrics, rel=rtol)
+    return one, other
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_after_three_steps_each_step_is_a_replay(trainer, graphs, optimizer, clip):
+    """Dropout draws anew in each of them, the learning rate falls, and losses are logged."""
+    alike(trainer, graphs, lambda: Logs(optimizer), gradient_clip_val=clip)
+    assert (graphs.captured, graphs.replays) == (1, 36 - 3)
+
+
+def test_a_smaller_batch_runs_eagerly_in_between(trainer, graphs):
+    alike(trainer, graphs, data=DataLoader(dataset(84), 10))
+    assert (graphs.captured, graphs.replays) == (1, 3 * 8 - 3)
+
+
+class Reads(Logs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+        self.kept: list[torch.Tensor] = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.last = loss.detach()
+        return loss * self.factor
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.kept.append(self.last)
+
+    def on_train_epoch_end(self):
+        self.factor *= 0.5
+
+
+def test_an_attribute_that_changes_ends_a_graph(trainer, graphs, caplog):
+    """What the step puts on the module is there after a replay, and stays as it was after the next."""
+    eager, found = alike(trainer, graphs, Reads)
+    torch.testing.assert_close(torch.stack(found.kept), torch.stack(eager.kept), rtol=1e-4, atol=1e-5)
+    assert graphs.replays == 9
+    assert "numbers or tensors of the CPU" in caplog.text
+
+
+class ReadsFlag(Logs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubled = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return 2 * loss if self.doubled else loss
+
+    def on_train_epoch_start(self):
+        self.doubled = self.current_epoch % 2 == 1
+
+
+def test_a_step_has_a_graph_for_each_way_that_it_takes(trainer, graphs):
+    alike(trainer, graphs, ReadsFlag)
+    assert (graphs.captured, graphs.replays) == (2, 9 + 9 + 12)
+
+
+class KeepsBatches(Logs):
+    """Returns parts of the batch, and keeps some batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+        self.returned: list[torch.Tensor] = []
+
+    def training_step(self, batch, batch_idx):
+        if self.keeps:
+            self.kept.append(batch[1])
+        return {"loss": super().training_step(batch, batch_idx), "classes": batch[1], "first": batch[0][:1]}
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.keeps = batch_idx == 4
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        assert outputs["classes"].data_ptr() == batch[1].data_ptr()
+        self.returned.append(outputs["first"])
+
+
+def test_a_batch_that_the_module_keeps_is_not_overwritten(trainer, graphs):
+    eager, found = alike(trainer, graphs, KeepsBatches)
+    assert torch.equal(torch.stack(found.kept), torch.stack(eager.kept))
+    assert torch.equal(torch.stack(found.returned), torch.stack(eager.returned))
+    assert graphs.replays > 15
+
+
+class SeesGradients(fp.Callback):
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.norms.append(float(pl_module.net[0].weight.grad.norm()))
+
+
+def test_gradients_are_those_of_the_latest_step(trainer, graphs):
+    norms = []
+    for compiled in (False, "step"):
+        callback = SeesGradients()
+        train(trainer, data=DataLoader(dataset(84), 10), compile=compiled, callbacks=[callback])
+        norms.append(callback.norms)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert graphs.replays == 3 * 8 - 3
+
+
+class ReadsIndex(Logs):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + batch_idx)
+
+
+class Remembers(Logs):
+    """Computes with a tensor that is another object in each step."""
+
+    mean = torch.zeros(())
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss * (1 + self.mean)
+
+
+class Splits(Logs):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.value = loss.item()
+        return loss * (1 + self.value)
+
+
+class OwnBackward(Logs):
+    def backward(self, loss):
+        (2 * loss).backward()
+
+
+class GradientHook(Logs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.net[0].weight.register_hook(self.count)
+
+    def count(self, gradient):
+        self.calls += 1
+        return gradient / self.calls
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (ReadsIndex, "numbers or tensors of the CPU"),
+        (Splits, "programs of training_step"),
+        (OwnBackward, "OwnBackward.backward runs in it"),
+        (GradientHook, "a parameter has a hook"),
+        (lambda: Logs(lambda parameters, lr: Own(parameters, lr)), "is not one of torch.optim"),
+    ],
+)
+def test_a_step_that_a_graph_would_do_wrong_is_none(trainer, graphs, caplog, module, reason):
+    alike(trainer, graphs, module)
+    assert graphs.replays == 0
+    assert reason in caplog.text
+
+
+class Own(torch.optim.SGD):
+    def step(self):
+        return super().step()
+
+
+def test_a_tensor_that_is_another_one_each_time_is_not_replayed(trainer, graphs):
+    alike(trainer, graphs, Remembers)
+    assert graphs.replays == 0
+
+
+class Exchanges(fp.Callback):
+    """Puts other memory under a parameter, or under the optimizer's state, or changes a setting, between two steps."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step not in (10, 20):
+            return
+        optimizer = trainer.optimizers[0]
+        if self.what == "parameter":
+            pl_module.net[0].weight.data = pl_module.net[0].weight.data * 0.5
+        if self.what == "state":
+            optimizer.state[pl_module.net[0].weight]["exp_avg"] = torch.zeros_like(pl_module.net[0].weight)
+        if self.what == "setting":
+            optimizer.param_groups[0]["weight_decay"] += 0.1
+        if self.what == "frozen":
+            pl_module.net[0].weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize(("what", "replays"), [("parameter", 27), ("state", 27), ("setting", 7), ("frozen", 30)])
+def test_what_a_callback_changes_is_seen(trainer, graphs, what, replays):
+    def run(compiled):
+        return train(trainer, Logs, callbacks=[Exchanges(what)], compile=compiled, max_epochs=3)[0]
+
+    eager, found = run(False), run("step")
+    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
+    assert graphs.replays == replays
+
+
+def test_batch_norm_counts_in_a_replay(trainer, graphs):
+    def module():
+        # The bias before a batch norm has no gradient but rounding, which AdamW would magnify.
+        model = Logs(torch.optim.SGD)
+        model.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+        return model
+
+    _, found = alike(trainer, graphs, module)
+    assert int(found.net[1].num_batches_tracked) == 36
+    assert graphs.replays == 33
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(trainer, graphs, tmp_path):
+    whole, _, _ = train(trainer, default_root_dir=tmp_path / "whole", compile="step")
+    train(trainer, default_root_dir=tmp_path / "cut", compile="step", max_epochs=2)
+    again, _, _ = train(trainer, default_root_dir=tmp_path / "cut", compile="step", max_epochs=2)
+    assert not torch.equal(again, whole)
+    made = trainer(max_epochs=3, default_root_dir=tmp_path / "cut", compile="step")
+    model = Logs()
+    made.fit(model, loader(), ckpt_path="last")
+    assert torch.equal(torch.cat([value.flatten().float() for value in model.state_dict().values()]), whole)
