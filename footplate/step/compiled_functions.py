@@ -19,7 +19,13 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from footplate.step.phases import clip_gradients
-from footplate.step.torch_internals import compile_graph, inner_step, is_of_torch, note_step_for_scheduler, with_own_code
+from footplate.step.torch_internals import (
+    compile_graph,
+    inner_step,
+    is_of_torch,
+    note_step_for_scheduler,
+    with_own_code,
+)
 
 Backend = str | Callable[..., Any]
 

@@ -1,12 +1,12 @@
 """The step of `compile="step"` and `compile="cudagraphs"`: compiled functions run in place of the module's Python.
 
-    compile="step"         torch.compile sees `training_step` as one function, with what follows its layers, and clipping
-                           with the optimizer's step as another. The backward pass is compiled with the first.
+    compile="step"         torch.compile sees `training_step` as one function, with the loss and what it logs, and
+                           clipping with the optimizer's step as another. The backward pass is compiled with the first.
     compile="cudagraphs"   the same two functions are traced, and keep the kernels of the eager step.
 
-On a GPU, a whole step becomes one CUDA graph, if only kernels are in it (`step_graph.py`). Then the host launches the graph,
-and no longer each kernel. The order of a step stays that of `phases.py`: hooks run between the phases, in a step that is no
-CUDA graph.
+On a GPU, a whole step becomes one CUDA graph, if only kernels are in it (`step_graph.py`). Then the host launches the
+graph, and no longer each kernel. The order of a step stays that of `phases.py`. Hooks run between the phases, in a step
+that is no CUDA graph.
 
 Shapes are static. The shapes of the first batch are compiled. A batch of other shapes, such as the last of an epoch, runs
 `training_step` as it is, so that nothing is compiled again. Checkpoints keep the shapes: a run that resumes at such a batch
@@ -47,7 +47,8 @@ class CompiledStep(EagerStep):
     def __init__(self, spec: StepSpec) -> None:
         super().__init__(dataclasses.replace(spec, compile=None))
         _check(spec, self.steps_by_closure)
-        assert isinstance(spec.compile, str) and self.optimizer is not None
+        assert isinstance(spec.compile, str)
+        assert self.optimizer is not None
         self.name = spec.compile
         backend = BACKENDS[spec.compile]
 

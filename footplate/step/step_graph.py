@@ -84,7 +84,7 @@ class StepGraphs:
             return batch
         self._replace_kept_inputs()
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
-        torch._foreach_copy_(self._inputs, tensors)
+        torch._foreach_copy_(self._inputs, tensors)  # pyright: ignore[reportPrivateImportUsage]
         own = iter(self._inputs)
         return pytree.tree_unflatten(
             [next(own) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves], structure
@@ -140,7 +140,9 @@ class StepGraphs:
         loss = output.get("loss") if isinstance(output, dict) else output
         reason = None
         if len(programs) != 1:
-            reason = f"torch.compile makes {len(programs)} programs of training_step (TORCH_LOGS=graph_breaks shows why)"
+            reason = (
+                f"torch.compile makes {len(programs)} programs of training_step (TORCH_LOGS=graph_breaks shows why)"
+            )
         elif loss is not None:
             reason = self._warm(programs[0], loss)
         elif output is not None:
@@ -166,7 +168,8 @@ class StepGraphs:
         optimizer = self._step.optimizer
         if not self._update.on_device:
             return f"{type(optimizer).__name__} computes on the CPU, too"
-        if any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters_of(optimizer)):
+        parameters = parameters_of(optimizer)
+        if any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters):
             return "a parameter has a hook for its gradient"
         if any(isinstance(value, Tensor) for group in self._settings() for value in group.values()):
             return "a setting of the optimizer is a tensor"

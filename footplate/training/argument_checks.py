@@ -257,7 +257,7 @@ def check_compile(name: str, value: Any) -> None:
     """
     if not isinstance(value, (bool, dict)) and value not in ("step", "cudagraphs"):
         raise ConfigError(
-            f"{name}={value!r}: expected True, False, a dict of torch.compile's options, \"step\" or \"cudagraphs\"."
+            f'{name}={value!r}: expected True, False, a dict of torch.compile\'s options, "step" or "cudagraphs".'
         )
 
 

@@ -110,24 +110,6 @@ def test_dropout_draws_what_the_eager_step_draws(trainer, graphs):
     alike(trainer, graphs, lambda: Logs(torch.optim.SGD), rtol=1e-5)
 
 
-def test_a_run_of_replays_never_waits_for_the_gpu(trainer, graphs):
-    class Strict(fp.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.global_step == 6:
-                torch.cuda.set_sync_debug_mode("error")
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            if trainer.global_step == 30:
-                torch.cuda.set_sync_debug_mode("default")
-
-    try:
-        train(trainer, compile="cudagraphs", max_epochs=3, data=loader(), callbacks=[Strict()], gradient_clip_val=0.5,
-              log_every_n_steps=1000, limit_train_batches=12, deterministic=False)  # fmt: skip
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert graphs.replays == 33
-
-
 @pytest.mark.parametrize("then", ["cpu", "cuda"])
 def test_a_checkpoint_goes_on_without_graphs(trainer, graphs, then):
     saver = fp.ModelCheckpoint(every_n_train_steps=8)

@@ -47,7 +47,9 @@ class Plain(Classifier):
         logits = self.net(batch[0])
         loss = F.cross_entropy(logits, batch[1])
         self.log("train_loss", loss, on_epoch=True)
-        self.log_dict({"largest": logits.max(), "smallest": logits.min()}, on_step=False, on_epoch=True, reduce_fx="max")
+        self.log_dict(
+            {"largest": logits.max(), "smallest": logits.min()}, on_step=False, on_epoch=True, reduce_fx="max"
+        )
         return {"loss": loss, "logits": logits}
 
     def configure_optimizers(self):
@@ -230,7 +232,8 @@ def test_a_resumed_run_compiles_the_shapes_of_the_first_batch(trainer, tmp_path,
 
 def test_ranks_average_gradients(trainer, tmp_path):
     def run(compiled):
-        return train(trainer, Plain, DataLoader(dataset(64), 8), compile=compiled, default_root_dir=tmp_path / str(compiled))[0]
+        data, root = DataLoader(dataset(64), 8), tmp_path / str(compiled)
+        return train(trainer, Plain, data, compile=compiled, default_root_dir=root)[0]
 
     eager = ranks.run(lambda: run(False), 2)
     found = ranks.run(lambda: run("step"), 2)
