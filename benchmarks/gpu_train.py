@@ -39,13 +39,16 @@ from typing import Any
 from common import LESS, MORE, QUICK_ROUNDS, Figures, Ratio, machine, median, models_parser, ratio, report, spread
 from gpu_counts import count_flops, make_table, measure_card, predict_memory
 from gpu_turns import Child, Turn, calculate, forks, train, warm_up
-from gpu_variants import AFTER, COMPILE_FIRST, LOOPS, MODELS, SMALL, TABLE, Model, loops_of
+from gpu_variants import AFTER, COMPILE_FIRST, LOOPS, MODELS, NEEDS_CUDA, SMALL, TABLE, Model, loops_of
 
 RATE = f"rate of steps, {MORE}"
 RATIOS = {
     "footplate_vs_raw_eager": ("footplate eager", "raw eager"),
     "footplate_vs_raw_compiled": ("footplate compiled", "raw compiled"),
     "footplate_cudagraphs_vs_raw_cudagraphs": ("footplate cudagraphs", "raw cudagraphs"),
+    "footplate_step_vs_raw_step": ("footplate step", "raw step"),
+    "footplate_graph_vs_raw_graph": ("footplate graph", "raw graph"),
+    "footplate_graph_vs_lightning": ("footplate graph", "lightning eager"),
     "footplate_xla_vs_raw_compiled": ("footplate xla", "raw compiled"),
     "footplate_vs_lightning": ("footplate eager", "lightning eager"),
     "footplate_vs_lightning_compiled": ("footplate compiled", "lightning compiled"),
@@ -56,8 +59,10 @@ PLAN = "plan_memory_error"
 AT_LEAST = {
     "footplate_vs_raw_eager": 0.99,
     "footplate_vs_raw_compiled": 0.98,
+    "footplate_step_vs_raw_step": 0.98,
+    "footplate_graph_vs_raw_graph": 0.98,
     "footplate_vs_lightning": 1.0,
-    "mlp: footplate_vs_lightning": 4.0,
+    "mlp: footplate_graph_vs_lightning": 4.0,
 }
 AT_MOST = {PLAN: 0.1}
 COLUMNS = {
@@ -205,6 +210,8 @@ class Run:
 
     def _measure_model(self, name: str, result: Result, compile_first: list[str]) -> None:
         wanted = [loop for loop in loops_of(name) if loop not in self.options.without]
+        if self.options.accelerator == "cpu":
+            wanted = [loop for loop in wanted if loop not in NEEDS_CUDA]
         children = {loop: self._start(name, loop) for loop in wanted}
         others, after = self._compilations(compile_first)
         if self.options.accelerator == "cpu":

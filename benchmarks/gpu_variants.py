@@ -2,8 +2,8 @@
 
 Each loop takes a model, its turns and a directory for its files. The turns (`gpu_turns.py`) are an iterable of batches with
 a length, whose iterator also keeps the time. A loop trains until its process is killed. All loops use AdamW, which is fused
-on a GPU. Mixed precision is bfloat16. Compiled loops compile the network, forward and backward. Loss and optimizer stay
-eager.
+on a GPU. Mixed precision is bfloat16. *Compiled* loops compile the network, forward and backward. Loss and optimizer stay
+eager. *Step* loops compile the loss and the optimizer, too. *Graph* loops replay the eager step as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -224,6 +224,58 @@ def raw(options: dict[str, Any] | None, model: Model, turns: Turns, directory: P
             loss.item()
 
 
+def raw_step(model: Model, turns: Turns, directory: Path) -> None:
+    """Compile the whole step as one would write it: forward, backward, optimizer."""
+    net = model.network(turns.device)
+    adamw = optimizer(net, turns.device)
+
+    @torch.compile
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        with model.autocast(turns.device):
+            loss = loss_of(net(x), y)
+        loss.backward()
+        adamw.step()
+        adamw.zero_grad()
+        return loss.detach()
+
+    for step, (x, y) in enumerate(turns):
+        loss = train(x, y)
+        if step % READ_EVERY == 0:
+            loss.item()
+
+
+def raw_graph(model: Model, turns: Turns, directory: Path) -> None:
+    """Capture the whole step as one CUDA graph, as torch's documentation does."""
+    net = model.network(turns.device)
+    adamw = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True, capturable=True)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        adamw.zero_grad()
+        with model.autocast(turns.device):
+            loss = loss_of(net(x), y)
+        loss.backward()
+        adamw.step()
+        return loss.detach()
+
+    batches = iter(turns)
+    x, y = (each.clone() for each in next(batches))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            train(x, y)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = train(x, y)
+    for step, (new_x, new_y) in enumerate(batches):
+        x.copy_(new_x)
+        y.copy_(new_y)
+        graph.replay()
+        if step % READ_EVERY == 0:
+            loss.item()
+
+
 def _footplate_trainer(model: Model, turns: Turns, directory: Path, **settings: Any) -> Any:
     import footplate as fp
 
@@ -309,8 +361,13 @@ LOOPS: dict[str, Loop] = {
     "lightning compiled": functools.partial(lightning, {}),
     "raw cudagraphs": functools.partial(raw, GRAPHS),
     "footplate cudagraphs": functools.partial(footplate, GRAPHS),
+    "raw step": raw_step,
+    "footplate step": functools.partial(footplate, "step"),
+    "raw graph": raw_graph,
+    "footplate graph": functools.partial(footplate, "cudagraphs"),
     "footplate xla": footplate_xla,
 }
+NEEDS_CUDA = ("raw graph", "footplate graph")
 TABLE_LOOPS: dict[str, Loop] = {
     "ready batches": functools.partial(footplate, False),
     "from the table": footplate_from_table,
@@ -322,11 +379,14 @@ AFTER = {
     "footplate compiled": "raw compiled",
     "lightning compiled": "footplate compiled",
     "footplate cudagraphs": "raw cudagraphs",
+    "footplate step": "raw step",
+    "raw graph": "accelerate eager",
+    "footplate graph": "raw graph",
     "from the table": "ready batches",
 }
 """The loop that a loop waits for at its first steps. So they don't all need the GPU's memory at once, and no two loops
 compile the same network at the same time."""
-COMPILE_FIRST = ("raw compiled", "raw cudagraphs", "footplate xla")
+COMPILE_FIRST = ("raw compiled", "raw cudagraphs", "raw step", "footplate xla")
 
 
 def loops_of(name: str) -> dict[str, Loop]:

@@ -114,7 +114,6 @@ class CompiledUpdate:
         self.on_device = False
         self._optimizer, self._device, self._backend = optimizer, device, backend
         self._programs: list[bool] = []
-        self._moved = False
         self._rates: list[Tensor] = []
         self._numbers: list[Any] = []
         step = inner_step(optimizer)
@@ -153,27 +152,16 @@ class CompiledUpdate:
 
         return run
 
-    def _move_counts(self) -> None:
-        """Move the counts of steps to the GPU, which a checkpoint may have left on the CPU."""
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"] if "capturable" in group else ():
-                state = self._optimizer.state.get(parameter, {})
-                if isinstance(state.get("step"), Tensor):
-                    state["step"] = state["step"].to(self._device, torch.float32)
-        self._moved = True
-
     def __call__(self) -> None:
         """Clip the gradients, and step."""
         self.set_rates()
-        if not self._moved and self._device.type == "cuda":
-            self._move_counts()
         self._programs.clear()
         groups = self._optimizer.param_groups
         own = [{name: group[name] for name in ("lr", "capturable") if name in group} for group in groups]
         for group, rate in zip(groups, self._rates, strict=True):
             group["lr"] = rate
             if self._device.type == "cuda" and "capturable" in group:
-                # The optimizer counts its steps on the GPU.
+                # The optimizer counts its steps on the GPU. The compiler moves the count there.
                 group["capturable"] = True
         try:
             self._compiled()

@@ -83,7 +83,7 @@ class CompiledStep(EagerStep):
             graphs.gradients_of = None
             return super().train_batch(batch, batch_idx, ends_window)
 
-        batch = graphs.begin(batch)
+        batch = graphs.begin(self.spec.precision.convert_batch(batch))
         # A replay has no phases.
         forward = super().forward if graphs.ready else self.forward
         self.changing = graphs.ready
@@ -129,7 +129,7 @@ class CompiledStep(EagerStep):
         if own:
             return f"{type(spec.module).__name__}.{own[0]} runs in it"
         if self._update is None:
-            return f"the optimizer {optimizer} is not one of torch.optim"
+            return f"the step of {optimizer} is not torch's own, or has hooks"
         if spec.accumulate_grad_batches != 1:
             return "gradients are accumulated over batches"
         if torch.is_anomaly_enabled():

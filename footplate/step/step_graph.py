@@ -19,9 +19,11 @@ In a replayed step, the program copies its results out of the graph's memory, an
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -189,14 +191,17 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads copy batches meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with _capturable(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 with step.forward_context():
                     results = program.compiled(*inputs)
                 step.differentiate(results[place])
                 step.make_step()
         except Exception as error:
             _set_gradients(gradients)
-            return f"it can't be captured: {str(error).strip().splitlines()[0]}"
+            while error.__context__ is not None:
+                # The end of a capture only says that there was an error before.
+                error = error.__context__
+            return f"it can't be captured: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
 
         program.set_graph(graph, inputs, [each.detach() if isinstance(each, Tensor) else each for each in results])
         del results
@@ -223,7 +228,7 @@ class StepGraphs:
         optimizer: Any = self._step.optimizer
         addresses: list[int] = []
         for parameter in parameters_of(optimizer):
-            addresses.append(parameter.data_ptr())
+            addresses += (parameter.data_ptr(), parameter.requires_grad)
             state = optimizer.state.get(parameter)
             if state:
                 addresses += [value.data_ptr() for value in state.values() if isinstance(value, Tensor)]
@@ -259,7 +264,7 @@ class Program:
         self.state: tuple[Any, ...] = ()
         self.gradients: Gradients = []
         self.references: list[int] = []
-        self._addresses: list[int] = []
+        self._addresses: list[tuple[int, bool]] = []
         self._graphs = graphs
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -268,7 +273,7 @@ class Program:
     def fits(self, inputs: Sequence[Any], state: tuple[Any, ...]) -> bool:
         """Return True if a replay computes with these inputs and with this state of the optimizer."""
         same = all(one is other for one, other in zip(inputs, self.inputs, strict=True))
-        return same and [each.data_ptr() for each in inputs] == self._addresses and state == self.state
+        return same and _addresses(inputs) == self._addresses and state == self.state
 
     def reason_against_graph(self, loss: Tensor) -> str | None:
         """Return why a replay could be wrong, or None."""
@@ -281,7 +286,7 @@ class Program:
     def set_graph(self, graph: torch.cuda.CUDAGraph, inputs: tuple[Any, ...], results: Sequence[Any]) -> None:
         """Set the captured step."""
         self.graph, self.inputs, self.results = graph, inputs, results
-        self._addresses = [each.data_ptr() for each in inputs]
+        self._addresses = _addresses(inputs)
 
     def forget_graph(self) -> None:
         """Go back to the first steps: the graph would compute with other tensors."""
@@ -292,6 +297,32 @@ class Program:
         """Let go of the tensors of a step, unless they are the graph's."""
         if self.graph is None:
             self.inputs, self.results = (), ()
+
+
+def _addresses(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
+    """The address of each tensor, and if it learns, which the guards don't compare."""
+    return [(tensor.data_ptr(), tensor.requires_grad) for tensor in tensors]
+
+
+@contextlib.contextmanager
+def _capturable() -> Iterator[None]:
+    """Let nothing but the captured operations reach the GPU from this thread, and undo a capture that fails."""
+    generators = torch.cuda.default_generators
+    states = [generator.clone_state() for generator in generators]
+    collects = gc.isenabled()
+    # To free another graph would end the capture.
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    except BaseException:
+        # They would go on to wait for the end of the capture.
+        for generator, state in zip(generators, states, strict=True):
+            generator.graphsafe_set_state(state)
+        raise
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _set_gradients(gradients: Gradients) -> None:

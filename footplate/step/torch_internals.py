@@ -35,6 +35,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 _ZERO_GRAD = Optimizer.zero_grad
 _OPTIM_FOLDER = str(Path(torch.optim.__file__).parent)
+_NO_GRAD_FILE = torch.no_grad.__call__.__code__.co_filename
 
 # The code of the function that torch puts around each class's `step`: it makes the record and calls the hooks.
 _RECORDING = Optimizer.profile_hook_step(lambda: None).__code__  # pyright: ignore[reportFunctionMemberAccess]
@@ -111,7 +112,7 @@ def _is_torchs(function: Any) -> bool:
     """Return True if a function and all that it wraps are code of `torch.optim`."""
     while function is not None:
         code = getattr(function, "__code__", None)
-        if code is None or not code.co_filename.startswith(_OPTIM_FOLDER):
+        if code is None or not code.co_filename.startswith((_OPTIM_FOLDER, _NO_GRAD_FILE)):
             return False
         function = getattr(function, "__wrapped__", None)
     return True

@@ -39,6 +39,7 @@ def _looks_often(monkeypatch):
     monkeypatch.setattr(monitor, "WINDOW_S", 0.1)
 
 
+@pytest.mark.alone
 def test_a_model_that_is_too_small_for_the_gpu_is_told_so(trainer):
     made = trainer(max_time="00:00:00:03", max_epochs=-1, enable_checkpointing=False)
     made.fit(Classifier(), loader())
@@ -46,6 +47,7 @@ def test_a_model_that_is_too_small_for_the_gpu_is_told_so(trainer):
     assert "small_for_gpu" in {advice.rule for advice in made.monitor.advice}
 
 
+@pytest.mark.alone
 def test_a_large_model_keeps_the_gpu_busy_and_has_a_share_of_its_peak(trainer, tmp_path):
     data = DataLoader(TensorDataset(torch.randn(ROWS * 4, WIDTH)), ROWS)
     made = trainer(

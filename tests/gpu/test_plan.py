@@ -65,8 +65,8 @@ class Clock(fp.Callback):
         return min(after - before for before, after in zip(self.at[1:], self.at[2:], strict=False))
 
 
-# In float32, cuDNN chose algorithms with large workspaces, which no plan knows.
-WORKSPACES = {(convolutions, "32"): 0.4}
+# cuDNN chose algorithms with large workspaces, which no plan knows.
+WORKSPACES = {(convolutions, "32"): 0.4, (convolutions, "bf16"): 0.4}
 
 
 @pytest.mark.parametrize("precision", ["32", "bf16"])

@@ -92,6 +92,7 @@ def test_all_tensors_of_a_batch_are_page_locked_lists_too():
     assert all(value.is_pinned() for value in batch.values())
 
 
+@pytest.mark.alone
 def test_copies_go_on_beside_the_work():
     batches = [torch.ones(1 << 26, dtype=torch.uint8, pin_memory=True) for _ in range(30)]
 

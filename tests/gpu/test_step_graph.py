@@ -59,29 +59,28 @@ def graphs(monkeypatch):
 
 OPTIMIZERS = {
     name: getattr(torch.optim, name)
-    for name in ("Adam", "AdamW", "SGD", "RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD", "Rprop")
+    for name in ("Adam", "AdamW", "SGD", "RMSprop", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "ASGD", "Rprop")
 }
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_that_counts_on_the_gpu_is_replayed(trainer, graphs, name):
-    alike(trainer, graphs, lambda: Logs(OPTIMIZERS[name]), rtol=1e-3)
+    alike(trainer, graphs, lambda: Logs(OPTIMIZERS[name]), rtol=1e-2)
     assert graphs.replays == 33
 
 
-@pytest.mark.parametrize("name", ["Adagrad", "Adafactor"])
-def test_an_optimizer_that_counts_on_the_cpu_is_not(trainer, graphs, caplog, name):
-    alike(trainer, graphs, lambda: Logs(getattr(torch.optim, name)), rtol=1e-3)
+def test_an_optimizer_that_reads_its_count_is_not(trainer, graphs, caplog):
+    alike(trainer, graphs, lambda: Logs(torch.optim.Adafactor), rtol=1e-2)
     assert graphs.replays == 0
-    assert f"{name} computes on the CPU, too" in caplog.text
+    assert "Adafactor computes on the CPU, too" in caplog.text
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("name", ["step", "cudagraphs"])
 def test_in_a_precision_of_16_bits(trainer, monkeypatch, graphs, precision, name):
     monkeypatch.setitem(compiled_step.BACKENDS, "step", "inductor")
-    eager, _, _ = train(trainer, precision=precision)
-    found, _, _ = train(trainer, precision=precision, compile=name)
+    eager, _, _ = train(trainer, lambda: Plain(torch.optim.SGD), precision=precision)
+    found, _, _ = train(trainer, lambda: Plain(torch.optim.SGD), precision=precision, compile=name)
     torch.testing.assert_close(found, eager, rtol=0.05, atol=0.02)
     assert (graphs.captured, graphs.replays) == (1, 33)
 
@@ -128,7 +127,7 @@ def test_a_checkpoint_without_graphs_goes_on_with_them(trainer, graphs, first):
     saver = fp.ModelCheckpoint(every_n_train_steps=8)
     trainer(accelerator=first, max_epochs=1, callbacks=[saver]).fit(Logs(), loader())
     trainer(max_epochs=2, compile="cudagraphs").fit(Logs(), loader(), ckpt_path="last")
-    assert graphs.replays > 10
+    assert graphs.replays == 9
 
 
 def test_float16_is_refused(trainer):
@@ -147,6 +146,9 @@ def test_what_cannot_be_captured_is_trained_without_a_graph(trainer, graphs, cap
     alike(trainer, graphs, Selects)
     assert graphs.replays == 0
     assert "no CUDA graphs" in caplog.text
+    graphs.captured = 0
+    train(trainer, compile="step")
+    assert (graphs.captured, graphs.replays) == (1, 33)
 
 
 def test_validation_and_prediction_between_replays(trainer, graphs):

@@ -87,6 +87,7 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "default_generators", ())
     monkeypatch.setitem(compiled_step.BACKENDS, "step", "eager")
     return RecordedGraph
 
@@ -275,7 +276,7 @@ class GradientHook(Logs):
         (Splits, "programs of training_step"),
         (OwnBackward, "OwnBackward.backward runs in it"),
         (GradientHook, "a parameter has a hook"),
-        (lambda: Logs(lambda parameters, lr: Own(parameters, lr)), "is not one of torch.optim"),
+        (lambda: Logs(lambda parameters, lr: Own(parameters, lr)), "the step of Own is not torch's own"),
     ],
 )
 def test_a_step_that_a_graph_would_do_wrong_is_none(trainer, graphs, caplog, module, reason):
