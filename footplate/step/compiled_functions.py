@@ -9,8 +9,10 @@ the optimizer's groups keep the numbers, for callbacks and checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +22,15 @@ from torch.utils import _pytree as pytree
 
 from footplate.step.phases import clip_gradients
 from footplate.step.torch_internals import (
+    cannot_be_compiled,
     compile_graph,
     inner_step,
     is_of_torch,
     note_step_for_scheduler,
     with_own_code,
 )
+
+log = logging.getLogger(__name__)
 
 Backend = str | Callable[..., Any]
 
@@ -97,6 +102,9 @@ def computes_on(device: torch.device, graph: torch.fx.GraphModule) -> bool:
 class CompiledUpdate:
     """Clipping and the optimizer's step as one compiled function.
 
+    A fused optimizer steps as it is, since its step is one kernel already. So does one whose step can't be compiled as a
+    whole.
+
     Args:
         optimizer: one of torch's own.
         clip_val: the norm or value to clip to; None or 0 for none.
@@ -105,7 +113,7 @@ class CompiledUpdate:
         backend: of torch.compile.
 
     Attributes:
-        on_device: in the last call, all was one compiled program that computes on the device alone.
+        on_device: the last call was one compiled program, or one fused step, and has computed on the device alone.
     """
 
     def __init__(
@@ -113,7 +121,6 @@ class CompiledUpdate:
     ) -> None:
         self.on_device = False
         self._optimizer, self._device, self._backend = optimizer, device, backend
-        self._programs: list[bool] = []
         self._rates: list[Tensor] = []
         self._numbers: list[Any] = []
         step = inner_step(optimizer)
@@ -123,7 +130,11 @@ class CompiledUpdate:
                 clip_gradients(optimizer, clip_val, clip_algorithm)
                 step(optimizer)
 
-        self._compiled = torch.compile(with_own_code(update), backend=self._compile)
+        self._plain = self._update = update
+        self._fused = all(group.get("fused") for group in optimizer.param_groups)
+        if not self._fused:
+            self._update = torch.compile(with_own_code(update), backend=self._compile, fullgraph=True)
+        self._takes_tensors = not self._fused or device.type == "cuda"
 
     @staticmethod
     def suits(optimizer: Optimizer) -> bool:
@@ -143,30 +154,46 @@ class CompiledUpdate:
             self._rates[index].fill_(number)
         self._numbers = numbers
 
-    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled, on_device = compile_graph(self._backend, graph, inputs), computes_on(self._device, graph)
-
-        def run(*inputs: Any) -> Any:
-            self._programs.append(on_device)
-            return compiled(*inputs)
-
-        return run
-
     def __call__(self) -> None:
         """Clip the gradients, and step."""
+        self.on_device = self._fused
+        try:
+            with self._tensors_in_groups():
+                self._update()
+        except Exception as error:
+            if not cannot_be_compiled(error):
+                raise
+            # Nothing has run yet.
+            log.info("The step of %s is not compiled: %s", type(self._optimizer).__name__, error)
+            self._update, self._takes_tensors = self._plain, False
+            self._plain()
+        note_step_for_scheduler(self._optimizer)
+
+    @contextlib.contextmanager
+    def _tensors_in_groups(self) -> Iterator[None]:
+        """Let the optimizer's groups have learning rates as tensors, and count steps on the GPU."""
+        if not self._takes_tensors:
+            yield
+            return
         self.set_rates()
-        self._programs.clear()
         groups = self._optimizer.param_groups
         own = [{name: group[name] for name in ("lr", "capturable") if name in group} for group in groups]
         for group, rate in zip(groups, self._rates, strict=True):
             group["lr"] = rate
             if self._device.type == "cuda" and "capturable" in group:
-                # The optimizer counts its steps on the GPU. The compiler moves the count there.
+                # The compiler moves counts from the CPU to the GPU.
                 group["capturable"] = True
         try:
-            self._compiled()
+            yield
         finally:
             for group, settings in zip(groups, own, strict=True):
                 group.update(settings)
-        self.on_device = self._programs == [True]
-        note_step_for_scheduler(self._optimizer)
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled, on_device = compile_graph(self._backend, graph, inputs), computes_on(self._device, graph)
+
+        def run(*inputs: Any) -> Any:
+            self.on_device = on_device
+            return compiled(*inputs)
+
+        return run

@@ -87,12 +87,13 @@ class CompiledStep(EagerStep):
         # A replay has no phases.
         forward = super().forward if graphs.ready else self.forward
         self.changing = graphs.ready
-        output = forward(batch, batch_idx)
-        if graphs.replayed is None:
-            self.backpropagate(output, batch_idx)
-            self.end_window()
-        else:
-            self.count_step()
+        with graphs.stream():
+            output = forward(batch, batch_idx)
+            if graphs.replayed is None:
+                self.backpropagate(output, batch_idx)
+                self.end_window()
+            else:
+                self.count_step()
         return graphs.end(output)
 
     def clip(self) -> None:

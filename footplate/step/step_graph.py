@@ -66,6 +66,8 @@ class StepGraphs:
         self.replayed: Program | None = None
         self._step, self._update, self._backend = step, update, backend
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        self._warming = True
         self._leaves: list[Any] = []
         self._inputs: list[Tensor] = []
         self._programs: list[Program] = []
@@ -91,6 +93,18 @@ class StepGraphs:
         return pytree.tree_unflatten(
             [next(own) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves], structure
         )
+
+    def stream(self) -> contextlib.AbstractContextManager[None]:
+        """The context of a step. Before a capture, it is the stream of the capture, on which gradients are summed."""
+        return self._beside() if self._warming else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[None]:
+        main = torch.cuda.current_stream()
+        self._stream.wait_stream(main)
+        with torch.cuda.stream(self._stream):
+            yield
+        main.wait_stream(self._stream)
 
     def _replace_kept_inputs(self) -> None:
         """Leave the memory of the batch before to whoever has kept a tensor of it, or a view of one."""
@@ -121,6 +135,7 @@ class StepGraphs:
         """End a step: return its output, without the memory that the graphs read. Capture a graph, if it is time."""
         given = output if type(output) is Tensor else self._given(output)
         program = self.replayed
+        self._warming = program is None
         if program is None:
             self.gradients_of = None
             self._consider_capture(output)
@@ -191,7 +206,7 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads copy batches meanwhile.
-            with _capturable(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with _capturable(), torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
                 with step.forward_context():
                     results = program.compiled(*inputs)
                 step.differentiate(results[place])
@@ -214,7 +229,7 @@ class StepGraphs:
         _set_gradients(gradients)
         self._graphs.append(program)
         self._captured += 1
-        self.ready = True
+        self.ready, self._warming = True, False
         return None
 
     def _own_inputs(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

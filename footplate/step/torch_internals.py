@@ -191,6 +191,13 @@ def compile_graph(backend: str | Callable[..., Any], graph: Any, inputs: Sequenc
     return (lookup_backend(backend) if isinstance(backend, str) else backend)(graph, list(inputs))
 
 
+def cannot_be_compiled(error: Exception) -> bool:
+    """Return True if an error says that a function can't be compiled as a whole, or not once more."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
+
+    return isinstance(error, (FailOnRecompileLimitHit, Unsupported))
+
+
 class _Compiled:
     """A compiled function of this process. Copies and pickles of its module leave it behind."""
 

@@ -69,6 +69,17 @@ def test_each_optimizer_that_counts_on_the_gpu_is_replayed(trainer, graphs, name
     assert graphs.replays == 33
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_a_fused_optimizer_makes_the_same_bits_as_in_the_eager_step(trainer, graphs, name):
+    def module():
+        return Logs(lambda parameters, lr: OPTIMIZERS[name](parameters, lr=lr, fused=True))
+
+    eager, _, _ = train(trainer, module)
+    found, _, _ = train(trainer, module, compile="cudagraphs")
+    torch.testing.assert_close(found, eager, rtol=0.0, atol=0.0)
+    assert graphs.replays == 33
+
+
 def test_an_optimizer_that_reads_its_count_is_not(trainer, graphs, caplog):
     alike(trainer, graphs, lambda: Logs(torch.optim.Adafactor), rtol=1e-2)
     assert graphs.replays == 0
@@ -85,14 +96,15 @@ def test_in_a_precision_of_16_bits(trainer, monkeypatch, graphs, precision, name
     assert (graphs.captured, graphs.replays) == (1, 33)
 
 
+@pytest.mark.parametrize("clip", [None, 0.2])
 @pytest.mark.parametrize("fused", [False, True])
-def test_compiled_for_real(trainer, monkeypatch, graphs, fused):
+def test_compiled_for_real(trainer, monkeypatch, graphs, fused, clip):
     monkeypatch.setitem(compiled_step.BACKENDS, "step", "inductor")
 
     def module():
         return Plain(lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=fused))
 
-    alike(trainer, graphs, module, rtol=1e-3, gradient_clip_val=0.2)
+    alike(trainer, graphs, module, rtol=1e-3, gradient_clip_val=clip)
     assert (graphs.captured, graphs.replays) == (1, 33)
 
 

@@ -6,6 +6,7 @@ Here, a graph is a list of operations with their tensors. A replay runs them aga
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,11 +78,14 @@ def graphs(monkeypatch):
     """Let the CPU have graphs, and trace only."""
 
     @contextlib.contextmanager
-    def capture(graph, **settings):
+    def capture(graph, *settings):
         with graph:
             yield
         graph.end()
 
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=lambda other: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", torch.cuda.Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     RecordedGraph.captured = RecordedGraph.replays = 0
     monkeypatch.setattr(step_graph, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
