@@ -60,7 +60,6 @@ AT_LEAST = {
     "footplate_vs_raw_eager": 0.99,
     "footplate_vs_raw_compiled": 0.98,
     "footplate_step_vs_raw_step": 0.98,
-    "footplate_graph_vs_raw_graph": 0.98,
     "footplate_vs_lightning": 1.0,
     "mlp: footplate_graph_vs_lightning": 4.0,
 }

@@ -156,7 +156,7 @@ def test_the_benchmark_of_replays_finds_no_difference(tmp_path: Path):
 @pytest.mark.slow
 def test_the_benchmark_of_a_gpu_can_be_rehearsed_on_the_cpu(tmp_path: Path):
     compiled = [f"{who} {how}" for how in ("compiled", "cudagraphs") for who in ("raw", "footplate", "lightning")]
-    more = ("mlp", "--accelerator", "cpu", "--without", *compiled[:5], "footplate xla")
+    more = ("mlp", "--accelerator", "cpu", "--without", *compiled[:5], "raw step", "footplate step", "footplate xla")
     found, printed = quick_run("gpu_train", tmp_path / "gpu_train.json", *more)
     peers = ("raw_eager", "lightning", "accelerate")
     assert {name for name in found["ratios"] if ":" not in name} == {f"footplate_vs_{peer}" for peer in peers}

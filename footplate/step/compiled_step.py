@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 BACKENDS = {"step": "inductor", "cudagraphs": "eager"}
 
-Shapes = list[tuple[list[int], str]]
+Shapes = list[tuple[torch.Size, torch.dtype]]
 
 
 class CompiledStep(EagerStep):
@@ -72,7 +72,8 @@ class CompiledStep(EagerStep):
         self._shapes: Shapes | None = None
 
     def train_batch(self, batch: Any, batch_idx: int, ends_window: bool) -> Any:
-        shapes = _shapes_of(batch)
+        leaves, structure = pytree.tree_flatten(batch)
+        shapes = [(leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)]
         if self._shapes is None:
             self._shapes = shapes
         self.trained.eager = shapes != self._shapes
@@ -83,7 +84,7 @@ class CompiledStep(EagerStep):
             graphs.gradients_of = None
             return super().train_batch(batch, batch_idx, ends_window)
 
-        batch = graphs.begin(self.spec.precision.convert_batch(batch))
+        batch = graphs.begin(self.spec.precision.convert_batch(leaves), structure)
         # A replay has no phases.
         forward = super().forward if graphs.ready else self.forward
         self.changing = graphs.ready
@@ -96,6 +97,14 @@ class CompiledStep(EagerStep):
                 self.count_step()
         return graphs.end(output)
 
+    def after_forward(self, loss: Tensor) -> None:
+        """Run the backward pass and the update, for a graph.
+
+        A look at a step replaces methods of this object by some that wait for the GPU, so these are the class's.
+        """
+        EagerStep.differentiate(self, loss)
+        self.make_step()
+
     def clip(self) -> None:
         # The update clips, unless the module does it itself.
         if self._own_clipping or self._update is None:
@@ -106,12 +115,15 @@ class CompiledStep(EagerStep):
         self._graphs = None
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | ({} if self._shapes is None else {"shapes": self._shapes})
+        shapes = [(list(shape), str(dtype)) for shape, dtype in self._shapes or ()]
+        return super().state_dict() | ({} if self._shapes is None else {"shapes": shapes})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if "shapes" in state:
-            self._shapes = [(list(shape), kind) for shape, kind in state["shapes"]]
+            self._shapes = [
+                (torch.Size(shape), getattr(torch, dtype.removeprefix("torch."))) for shape, dtype in state["shapes"]
+            ]
 
     def _reason_against_graphs(self) -> str | None:
         """Return why a step isn't one CUDA graph: something between its kernels must run each time. None if it is one."""
@@ -136,10 +148,6 @@ class CompiledStep(EagerStep):
         if torch.is_anomaly_enabled():
             return "detect_anomaly watches its operations"
         return None
-
-
-def _shapes_of(batch: Any) -> Shapes:
-    return [(list(leaf.shape), str(leaf.dtype)) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def _check(spec: StepSpec, by_closure: bool) -> None:

@@ -79,20 +79,23 @@ class StepGraphs:
         """Compile a part of `training_step`; the backend that torch.compile is given."""
         return Program(self, compile_graph(self._backend, graph, inputs), computes_on(self._step.spec.device, graph))
 
-    def begin(self, batch: Any) -> Any:
-        """Begin a step: return the batch, in the memory that the graphs read if there are any."""
+    def begin(self, leaves: list[Any], structure: Any) -> Any:
+        """Begin a step: return the batch, in the memory that the graphs read if there are any.
+
+        Args:
+            leaves: the tensors and other objects of the batch.
+            structure: how they are nested, as `tree_flatten` says it.
+        """
         self._programs.clear()
         self.replayed = None
-        self._leaves, structure = pytree.tree_flatten(batch)
-        if not self.ready:
-            return batch
-        self._replace_kept_inputs()
-        tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
-        torch._foreach_copy_(self._inputs, tensors)  # pyright: ignore[reportPrivateImportUsage]
-        own = iter(self._inputs)
-        return pytree.tree_unflatten(
-            [next(own) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves], structure
-        )
+        self._leaves = leaves
+        if self.ready:
+            self._replace_kept_inputs()
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            torch._foreach_copy_(self._inputs, tensors)  # pyright: ignore[reportPrivateImportUsage]
+            own = iter(self._inputs)
+            leaves = [next(own) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return pytree.tree_unflatten(leaves, structure)
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """The context of a step. Before a capture, it is the stream of the capture, on which gradients are summed."""
@@ -209,8 +212,7 @@ class StepGraphs:
             with _capturable(), torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
                 with step.forward_context():
                     results = program.compiled(*inputs)
-                step.differentiate(results[place])
-                step.make_step()
+                step.after_forward(results[place])
         except Exception as error:
             _set_gradients(gradients)
             while error.__context__ is not None:

@@ -28,6 +28,7 @@ from step.test_step_graph import (  # noqa: F401  collected here, too
 import footplate as fp
 from footplate import checkpoint
 from footplate.step import compiled_step
+from footplate.training import monitor
 
 
 class Counted:
@@ -178,4 +179,43 @@ def test_validation_and_prediction_between_replays(trainer, graphs):
         results.append(float(made.callback_metrics["val_loss"]))
     assert results[1] == pytest.approx(results[0], rel=1e-4)
     assert counts["validations"] > 4
+    assert graphs.replays == 33
+
+
+def test_a_step_that_the_monitor_looks_at_is_captured_and_replayed(trainer, graphs, monkeypatch):
+    monkeypatch.setattr(monitor, "LOOK_S", 0.0)
+    monkeypatch.setattr(monitor, "STEPS_BETWEEN_LOOKS", 1)
+    alike(trainer, graphs)
+    assert graphs.replays == 33
+
+
+def test_a_language_model_makes_the_bits_of_the_eager_step(trainer, graphs):
+    transformers = pytest.importorskip("transformers")
+    sizes: dict[str, Any] = {
+        "n_layer": 2,
+        "n_embd": 64,
+        "n_head": 4,
+        "vocab_size": 128,
+        "n_positions": 32,
+        "use_cache": False,
+    }
+
+    class Words(fp.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+
+        def training_step(self, batch, batch_idx):
+            loss = self.net(input_ids=batch["words"], labels=batch["words"]).loss
+            self.log("train_loss", loss)
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-3, fused=True)
+
+    torch.manual_seed(0)
+    data = [{"words": torch.randint(128, (4, 32))} for _ in range(12)]
+    eager, _, _ = train(trainer, Words, data, precision="bf16-mixed")
+    found, _, _ = train(trainer, Words, data, precision="bf16-mixed", compile="cudagraphs")
+    assert torch.equal(found, eager)
     assert graphs.replays == 33
