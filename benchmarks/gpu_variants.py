@@ -140,7 +140,7 @@ def module(base: Any, net: Any, device: str) -> Any:
 # The models
 
 
-def _torchvision(name: str) -> nn.Module:
+def torchvision_model(name: str) -> nn.Module:
     let_torchvision_be_imported()
     import torchvision
 
@@ -161,7 +161,7 @@ def _small_vit() -> nn.Module:
     return VisionTransformer(32, 8, 2, 2, 16, 32)
 
 
-def _images(size: int, rows: int) -> tuple[Tensor, Tensor]:
+def images(size: int, rows: int) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 3, size, size), torch.randint(0, CLASSES, (rows,))
 
 
@@ -169,7 +169,7 @@ def _bytes(size: int, rows: int) -> tuple[Tensor, Tensor]:
     return torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8), torch.randint(0, CLASSES, (rows,))
 
 
-def _words(vocabulary: int, length: int, rows: int) -> tuple[Tensor, Tensor]:
+def words(vocabulary: int, length: int, rows: int) -> tuple[Tensor, Tensor]:
     words = torch.randint(0, vocabulary, (rows, length))
     return words, words.roll(-1, 1)
 
@@ -179,30 +179,30 @@ def _numbers(rows: int) -> tuple[Tensor, Tensor]:
 
 
 TABLE = "resnet50_table"
-_RESNET = functools.partial(_torchvision, "resnet50")
+_RESNET = functools.partial(torchvision_model, "resnet50")
 _MLP = Model(network, _numbers, 32, precision="32-true", rounds=15, turn_s=0.12, lead=20)
 _WHOLE_TABLE = {"channels_last": True, "rounds": 2, "turn_s": 3.0, "lead": 24}
 
 MODELS: dict[str, Model] = {
-    "resnet50": Model(_RESNET, functools.partial(_images, 224), 128, channels_last=True, image_size=224),
+    "resnet50": Model(_RESNET, functools.partial(images, 224), 128, channels_last=True, image_size=224),
     "mlp": _MLP,
-    "gpt_124m": Model(Words, functools.partial(_words, 50257, 1024), 8, items=1024),
+    "gpt_124m": Model(Words, functools.partial(words, 50257, 1024), 8, items=1024),
     TABLE: Model(
         functools.partial(FromBytes, _RESNET), functools.partial(_bytes, 224), 128, image_size=224, **_WHOLE_TABLE
     ),
-    "vit_b_16": Model(functools.partial(_torchvision, "vit_b_16"), functools.partial(_images, 224), 64, image_size=224),
+    "vit_b_16": Model(functools.partial(torchvision_model, "vit_b_16"), functools.partial(images, 224), 64, image_size=224),
 }  # fmt: skip
 SMALL: dict[str, Model] = {
-    "resnet50": Model(_small_resnet, functools.partial(_images, 32), 4, channels_last=True, image_size=32),
+    "resnet50": Model(_small_resnet, functools.partial(images, 32), 4, channels_last=True, image_size=32),
     "mlp": _MLP,
     "gpt_124m": Model(
         functools.partial(Words, vocab_size=100, n_positions=16, n_embd=32, n_layer=2, n_head=2),
-        functools.partial(_words, 100, 16), 2, items=16,
+        functools.partial(words, 100, 16), 2, items=16,
     ),
     TABLE: Model(
         functools.partial(FromBytes, _small_resnet), functools.partial(_bytes, 32), 4, image_size=32, **_WHOLE_TABLE
     ),
-    "vit_b_16": Model(_small_vit, functools.partial(_images, 32), 4, image_size=32),
+    "vit_b_16": Model(_small_vit, functools.partial(images, 32), 4, image_size=32),
 }  # fmt: skip
 """The same names with tiny networks, for a quick run."""
 
