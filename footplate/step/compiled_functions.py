@@ -26,6 +26,7 @@ from footplate.step.torch_internals import (
     compile_graph,
     inner_step,
     is_of_torch,
+    mark_static,
     note_step_for_scheduler,
     with_own_code,
 )
@@ -70,6 +71,9 @@ class CompiledTrainingStep(nn.Module):
         """Call the module's `training_step`, and log what it logs."""
         if self.eager:
             return self.module.training_step(*arguments)
+        for leaf in pytree.tree_leaves(arguments[0]):
+            if isinstance(leaf, Tensor):
+                mark_static(leaf)
         attributes = vars(self.module)
         attributes["log"] = self._log
         try:

@@ -9,7 +9,8 @@ graph, and no longer each kernel. The order of a step stays that of `phases.py`.
 that is no CUDA graph.
 
 Shapes are static. The shapes of the first batch are compiled. A batch of other shapes, such as the last of an epoch, runs
-`training_step` as it is, so that nothing is compiled again. Checkpoints keep the shapes: a run that resumes at such a batch
+`training_step` as it is, so that nothing is compiled again. If two such batches of the same shapes follow each other, these
+shapes are compiled from the second on. Checkpoints keep the shapes: a run that resumes at the last batch of an epoch
 compiles what the run before has compiled.
 """
 
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 BACKENDS = {"step": "inductor", "cudagraphs": "eager"}
 
 Shapes = list[tuple[torch.Size, torch.dtype]]
+
+MAX_CHANGES = 8
 
 
 class CompiledStep(EagerStep):
@@ -70,12 +73,15 @@ class CompiledStep(EagerStep):
             spec.module, spec.record, backend if self._graphs is None else self._graphs.backend
         )
         self._shapes: Shapes | None = None
+        self._shapes_before: Shapes | None = None
+        self._changes = 0
 
     def train_batch(self, batch: Any, batch_idx: int, ends_window: bool) -> Any:
         leaves, structure = pytree.tree_flatten(batch)
         shapes = [(leaf.shape, leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor)]
-        if self._shapes is None:
-            self._shapes = shapes
+        if shapes != self._shapes:
+            self._consider(shapes)
+        self._shapes_before = shapes
         self.trained.eager = shapes != self._shapes
         graphs = self._graphs
         if graphs is None or not graphs.active:
@@ -97,6 +103,17 @@ class CompiledStep(EagerStep):
                 self.count_step()
         return graphs.end(output)
 
+    def _consider(self, shapes: Shapes) -> None:
+        """Compile other shapes if they are the first, or come twice in a row. A few changes are allowed."""
+        if self._shapes is not None:
+            if shapes != self._shapes_before or self._changes == MAX_CHANGES:
+                return
+            self._changes += 1
+            if self._graphs is not None:
+                self._graphs.forget()
+            log.info("From this batch on, steps are compiled for the shapes %s.", [tuple(shape) for shape, _ in shapes])
+        self._shapes = shapes
+
     def after_forward(self, loss: Tensor) -> None:
         """Run the backward pass and the update, for a graph.
 
@@ -115,15 +132,14 @@ class CompiledStep(EagerStep):
         self._graphs = None
 
     def state_dict(self) -> dict[str, Any]:
-        shapes = [(list(shape), str(dtype)) for shape, dtype in self._shapes or ()]
-        return super().state_dict() | ({} if self._shapes is None else {"shapes": shapes})
+        compiled, before = _written(self._shapes), _written(self._shapes_before)
+        return super().state_dict() | {"shapes": compiled, "shapes_before": before, "changes": self._changes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if "shapes" in state:
-            self._shapes = [
-                (torch.Size(shape), getattr(torch, dtype.removeprefix("torch."))) for shape, dtype in state["shapes"]
-            ]
+        # A checkpoint of a run without this compilation has none.
+        self._shapes, self._shapes_before = _read(state.get("shapes")), _read(state.get("shapes_before"))
+        self._changes = state.get("changes", 0)
 
     def _reason_against_graphs(self) -> str | None:
         """Return why a step isn't one CUDA graph: something between its kernels must run each time. None if it is one."""
@@ -148,6 +164,17 @@ class CompiledStep(EagerStep):
         if torch.is_anomaly_enabled():
             return "detect_anomaly watches its operations"
         return None
+
+
+def _written(shapes: Shapes | None) -> list[tuple[list[int], str]] | None:
+    """Shapes as a checkpoint keeps them."""
+    return None if shapes is None else [(list(shape), str(dtype)) for shape, dtype in shapes]
+
+
+def _read(written: Any) -> Shapes | None:
+    if written is None:
+        return None
+    return [(torch.Size(shape), getattr(torch, dtype.removeprefix("torch."))) for shape, dtype in written]
 
 
 def _check(spec: StepSpec, by_closure: bool) -> None:

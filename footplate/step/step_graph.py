@@ -97,6 +97,12 @@ class StepGraphs:
             leaves = [next(own) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return pytree.tree_unflatten(leaves, structure)
 
+    def forget(self) -> None:
+        """Go back to first steps: batches have other shapes now."""
+        for program in self._graphs:
+            program.forget_graph()
+        self._graphs, self.ready, self._warming = [], False, True
+
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """The context of a step. Before a capture, it is the stream of the capture, on which gradients are summed."""
         return self._beside() if self._warming else contextlib.nullcontext()

@@ -191,6 +191,12 @@ def compile_graph(backend: str | Callable[..., Any], graph: Any, inputs: Sequenc
     return (lookup_backend(backend) if isinstance(backend, str) else backend)(graph, list(inputs))
 
 
+def mark_static(tensor: torch.Tensor) -> None:
+    """Let `torch.compile` compile for the sizes of a tensor, also if other tensors in its place had other sizes."""
+    # What torch._dynamo.mark_static sets, without a call for each dimension.
+    tensor._dynamo_static_indices = set(range(tensor.dim()))  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def cannot_be_compiled(error: Exception) -> bool:
     """Return True if an error says that a function can't be compiled as a whole, or not once more."""
     from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported

@@ -99,6 +99,33 @@ def test_nothing_is_compiled_again_for_another_learning_rate_or_a_smaller_batch(
     assert traced_only["all"] == 2 * once
 
 
+def test_shapes_that_come_twice_in_a_row_are_compiled(trainer, traced_only, tmp_path):
+    """As after a change of the batch size, in one run or between two."""
+    train(trainer, Plain, DataLoader(dataset(40), 10), compile="step", max_epochs=1, default_root_dir=tmp_path)
+    traced_only.clear()
+    made = trainer(max_epochs=3, compile="step", default_root_dir=tmp_path)
+    made.fit(Plain(), DataLoader(dataset(60), 6), ckpt_path="last")
+    assert (traced_only["10 rows"], traced_only["6 rows"]) == (0, 1)
+
+
+class Buckets(torch.utils.data.Sampler):
+    def __iter__(self):
+        yield from ([row] * size for row, size in enumerate([4, 4, 4, 8, 8, 8, 4, 4, 8, 8]))
+
+    def __len__(self):
+        return 10
+
+
+def test_a_few_shapes_are_compiled_once_each_with_their_sizes(trainer, traced_only):
+    def data():
+        return DataLoader(dataset(40), batch_sampler=Buckets())
+
+    eager, _, _ = train(trainer, Plain, data(), max_epochs=2)
+    found, _, _ = train(trainer, Plain, data(), max_epochs=2, compile="step")
+    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
+    assert (traced_only["4 rows"], traced_only["8 rows"], traced_only["all"]) == (1, 1, 3)
+
+
 class ReadsState(Plain):
     """Reads what changes: the step, the epoch, an attribute, a buffer."""
 

@@ -144,6 +144,20 @@ def test_a_smaller_batch_runs_eagerly_in_between(trainer, graphs):
     assert (graphs.captured, graphs.replays) == (1, 3 * 8 - 3)
 
 
+def test_another_batch_size_has_a_graph_of_its_own(trainer, graphs, tmp_path):
+    def run(compiled):
+        settings = {"compile": compiled, "default_root_dir": tmp_path / str(compiled)}
+        train(trainer, data=DataLoader(dataset(80), 10), max_epochs=1, **settings)
+        torch.manual_seed(0)
+        model = Logs()
+        made = trainer(max_epochs=3, **settings)
+        made.fit(model, DataLoader(dataset(80), 8), ckpt_path="last")
+        return torch.cat([value.flatten() for value in model.state_dict().values()])
+
+    torch.testing.assert_close(run("step"), run(False), rtol=1e-4, atol=1e-5)
+    assert (graphs.captured, graphs.replays) == (2, 8 - 3 + 20 - 1 - 3)
+
+
 class Reads(Logs):
     def __init__(self) -> None:
         super().__init__()
