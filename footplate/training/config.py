@@ -121,7 +121,7 @@ class TrainerConfig:
         detect_anomaly: find the operation that made a NaN in the backward pass; slow.
         compile: True compiles the layers with `torch.compile`; a dict gives its options. "step" compiles `training_step`,
             clipping and optimizer as a whole, and makes them one CUDA graph on a GPU. "cudagraphs" makes a graph of the
-            eager step ([how](../guide/compile.md)). `fit(torch.compile(module))` compiles `forward` as well.
+            eager step. `fit(torch.compile(module))` compiles `forward` as well.
         iterations_per_loop: with "tpu" and "xla": how many steps one call of the compiled program makes, if nothing is due
             between them. The hooks of these steps run after the call.
         seed: of all randomness; checkpoints keep it. Default: the seed of `seed_everything`, or a random one.

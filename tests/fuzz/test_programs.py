@@ -2,7 +2,7 @@
 
     plain loop, written out from the documentation      bit for bit
     interrupted anywhere and resumed                     bit for bit
-    two ranks, XLA, Lightning                            to rounding
+    two ranks, XLA, Lightning, compiled as a whole       to rounding
 
 `make fuzz` draws other programs than the suite does, for a given time (`fuzz/__main__.py`).
 """
@@ -24,8 +24,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import ranks
+from step.recorded_graph import let_cpu_have_graphs
 
 import footplate as fp
+from footplate.step import compiled_step
 from footplate.training import monitor
 from fuzz.plain import Loop, Outcome
 from fuzz.program import Program, arguments, loaders, module, programs
@@ -185,6 +187,20 @@ def test_xla_learns_what_torch_does(program: Program) -> None:
             trained(program, root / "cpu"),
             1e-9,
         )
+
+
+@settings(max_examples=8)
+@given(program=programs(precision="64-true", manual=False), as_graphs=st.booleans())
+def test_a_step_compiled_as_a_whole_learns_what_the_eager_step_does(program: Program, as_graphs: bool) -> None:
+    """Traced only, on the CPU: a compilation takes seconds. The graphs are recorded operations."""
+    with folder() as root, pytest.MonkeyPatch().context() as patch:
+        wanted = trained(program, root / "eager", quiet=True)
+        patch.setitem(compiled_step.BACKENDS, "step", "eager")
+        if as_graphs:
+            let_cpu_have_graphs(patch)
+        # A compiled step has learning rates in single precision, and Adam's powers of the betas.
+        tolerance = 1e-6 if program.optimizer in ("sgd", "momentum") else 1e-4
+        nearly(trained(program, root / "step", quiet=True, compile="step"), wanted, tolerance)
 
 
 @settings(max_examples=25)
