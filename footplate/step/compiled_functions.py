@@ -129,10 +129,15 @@ class CompiledUpdate:
         self._numbers: list[Any] = []
         step = inner_step(optimizer)
 
+        def clip() -> None:
+            clip_gradients(optimizer, clip_val, clip_algorithm)
+
         def update() -> None:
             with torch.no_grad():
-                clip_gradients(optimizer, clip_val, clip_algorithm)
+                clip()
                 step(optimizer)
+
+        self._clip = clip
 
         self._plain = self._update = update
         self._fused = all(group.get("fused") for group in optimizer.param_groups)
@@ -160,6 +165,12 @@ class CompiledUpdate:
 
     def __call__(self) -> None:
         """Clip the gradients, and step."""
+        if not is_of_torch(self._optimizer):
+            # Somebody has registered hooks, or replaced the step.
+            self.on_device = False
+            self._clip()
+            self._optimizer.step()
+            return
         self.on_device = self._fused
         try:
             with self._tensors_in_groups():

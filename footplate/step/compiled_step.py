@@ -129,7 +129,10 @@ class CompiledStep(EagerStep):
 
     def release(self) -> None:
         super().release()
-        self._graphs = None
+        self.trained = self.spec.module
+        if self._graphs is not None:
+            self._graphs.forget()
+            self._graphs = None
 
     def state_dict(self) -> dict[str, Any]:
         compiled, before = _written(self._shapes), _written(self._shapes_before)

@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 
 from footplate.step.compiled_functions import CompiledUpdate, computes_on
 from footplate.step.phases import parameters_of
-from footplate.step.torch_internals import compile_graph
+from footplate.step.torch_internals import compile_graph, is_of_torch
 
 if TYPE_CHECKING:
     from footplate.step.compiled_step import CompiledStep
@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 DEVICE = "cuda"
 WARM_STEPS = 3
 MAX_GRAPHS = 8
+
+# What `getrefcount` counts of an object to which only a list refers, beside the list.
+_COUNTED = (lambda held: sys.getrefcount(held[0]))([object()]) - 1
 
 Gradients = list[tuple[Any, Tensor | None]]
 
@@ -92,16 +95,17 @@ class StepGraphs:
         if self.ready:
             self._replace_kept_inputs()
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-            torch._foreach_copy_(self._inputs, tensors)  # pyright: ignore[reportPrivateImportUsage]
+            if tensors:
+                torch._foreach_copy_(self._inputs, tensors)  # pyright: ignore[reportPrivateImportUsage]
             own = iter(self._inputs)
             leaves = [next(own) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return pytree.tree_unflatten(leaves, structure)
 
     def forget(self) -> None:
-        """Go back to first steps: batches have other shapes now."""
+        """Go back to first steps, without graphs and their memory."""
         for program in self._graphs:
             program.forget_graph()
-        self._graphs, self.ready, self._warming = [], False, True
+        self._graphs, self._inputs, self.ready, self._warming = [], [], False, True
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """The context of a step. Before a capture, it is the stream of the capture, on which gradients are summed."""
@@ -123,7 +127,7 @@ class StepGraphs:
 
     def _references(self) -> list[int]:
         """The number of references to each input, of which the list's is one."""
-        return [sys.getrefcount(self._inputs[index]) - 1 for index in range(len(self._inputs))]
+        return [sys.getrefcount(self._inputs[index]) - _COUNTED for index in range(len(self._inputs))]
 
     def run(self, program: Program, inputs: tuple[Any, ...]) -> Sequence[Any]:
         """Run a program: replay its graph, which is a whole step, or compute its results."""
@@ -193,7 +197,7 @@ class StepGraphs:
     def _reason_against_optimizer(self) -> str | None:
         optimizer = self._step.optimizer
         if not self._update.on_device:
-            return f"{type(optimizer).__name__} computes on the CPU, too"
+            return f"the step of {type(optimizer).__name__} is not one program on the GPU"
         parameters = parameters_of(optimizer)
         if any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in parameters):
             return "a parameter has a hook for its gradient"
@@ -255,8 +259,7 @@ class StepGraphs:
             state = optimizer.state.get(parameter)
             if state:
                 addresses += [value.data_ptr() for value in state.values() if isinstance(value, Tensor)]
-        hooks = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
-        return addresses, self._settings(), hooks
+        return addresses, self._settings(), is_of_torch(optimizer)
 
     def _settings(self) -> list[dict[str, Any]]:
         assert self._step.optimizer is not None

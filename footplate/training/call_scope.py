@@ -90,7 +90,8 @@ def _end(run: Run, status: Status) -> None:
     run.make_loaders = run.found_loaders = None
     run.end_workers()
     apart = run.parallel.is_distributed or run.parallel.copies or run.accelerator.owns_weights
-    if apart and hasattr(run, "step"):
+    has_graphs = isinstance(run.config.compile, str)
+    if (apart or has_graphs) and hasattr(run, "step"):
         run.step.release()
     if status != "success":
         run.writer.make_haste()

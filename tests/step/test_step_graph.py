@@ -5,6 +5,7 @@ Here, a graph is a list of operations (`recorded_graph.py`).
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import footplate as fp
-from step.recorded_graph import let_cpu_have_graphs
+from step.recorded_graph import RecordedGraph, let_cpu_have_graphs
 
 
 @pytest.fixture
@@ -268,6 +269,36 @@ def test_what_a_callback_changes_is_seen(trainer, graphs, what, replays):
     eager, found = run(False), run("step")
     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
     assert graphs.replays == replays
+
+
+class Watches(fp.Callback):
+    """Registers a hook of the optimizer in the middle of training."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 10:
+            trainer.optimizers[0].register_step_post_hook(self.count)
+
+    def count(self, optimizer, args, kwargs):
+        self.calls += 1
+
+
+def test_a_hook_of_the_optimizer_is_called_from_its_registration_on(trainer, graphs, caplog):
+    watches = Watches()
+    train(trainer, callbacks=[watches], compile="step")
+    assert (watches.calls, graphs.replays) == (26, 7)
+    assert "the step of AdamW is not one program" in caplog.text
+
+
+def test_the_memory_of_graphs_is_freed_after_a_call(trainer, graphs):
+    torch.manual_seed(0)
+    made = trainer(max_epochs=1, compile="step")
+    made.fit(Logs(), loader())
+    assert graphs.replays == 9
+    gc.collect()
+    assert not any(isinstance(each, RecordedGraph) for each in gc.get_objects())
 
 
 def test_batch_norm_counts_in_a_replay(trainer, graphs):
