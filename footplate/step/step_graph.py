@@ -180,8 +180,8 @@ class StepGraphs:
         for program in programs:
             program.release()
         if reason is not None:
-            self.active = self.ready = False
-            self._inputs, self._graphs = [], []
+            self.forget()
+            self.active = False
             log.warning('compile="%s": steps are no CUDA graphs, because %s.', self._step.name, reason)
 
     def _warm(self, program: Program, loss: Tensor) -> str | None:
