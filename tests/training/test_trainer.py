@@ -478,6 +478,37 @@ def test_compile_options_reach_torch_and_training_is_the_same(trainer):
     assert torch.equal(*results)
 
 
+class ManyChildren(fp.Module):
+    """Twelve layers, each of other sizes than the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for size in range(12):
+            setattr(self, f"layer{size}", torch.nn.Linear(8 + size, 9 + size))
+
+    def training_step(self, batch, batch_idx):
+        x = batch[0]
+        for layer in self.children():
+            x = layer(x)
+        return x.square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_each_of_many_children_is_compiled_once_also_in_later_calls(trainer):
+    """torch.compile compiles a code object eight times, and then runs it eagerly."""
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    for _ in range(3):
+        trainer(compile={"backend": backend}, max_epochs=1, limit_train_batches=2).fit(ManyChildren(), loader())
+        assert len(compiled) == 12
+
+
 @pytest.mark.slow
 def test_compiled_for_real_it_trains_the_same(trainer):
     results = []
