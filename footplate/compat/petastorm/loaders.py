@@ -129,14 +129,16 @@ class BatchLoader:
         """Transform batches in threads, a few ahead and in order. The state is that of the batch handed out last."""
         waiting: deque[tuple[Future[dict[str, Any]], dict[str, Any]]] = deque()
         ragged = self._loader.padded_columns
-        with ThreadPoolExecutor(self._workers, "footplate-transform") as pool:
-            for batch in self._loader:
-                future = pool.submit(self._transform, batch, ragged)
-                waiting.append((future, self._with_position(self._loader.state_dict(), passes)))
-                if len(waiting) > self._workers + 1:
-                    yield self._hand_out(*waiting.popleft())
-            while waiting:
+        # Not in a `with` block: it would wait for the threads when a generator that was left unfinished is collected, which
+        # may happen while the same thread holds a lock that their end needs. They end by themselves with the pool.
+        pool = ThreadPoolExecutor(self._workers, "footplate-transform")
+        for batch in self._loader:
+            future = pool.submit(self._transform, batch, ragged)
+            waiting.append((future, self._with_position(self._loader.state_dict(), passes)))
+            if len(waiting) > self._workers + 1:
                 yield self._hand_out(*waiting.popleft())
+        while waiting:
+            yield self._hand_out(*waiting.popleft())
         self._state = None
 
     def _transform(self, batch: dict[str, Any], ragged: Sequence[str]) -> Any:
