@@ -112,6 +112,24 @@ class Gone(Exception):
     pass
 
 
+def test_a_garbage_collection_does_not_wait_for_the_batch_that_is_being_moved() -> None:
+    go = threading.Event()
+
+    def move(batch: int) -> int:
+        if batch:
+            go.wait()
+        return batch
+
+    iterator = iter(Prefetcher([0, 1, 2], move))
+    assert next(iterator) == 0
+    cycle = [iterator]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del iterator, cycle
+    gc.collect()
+    assert prefetching()
+    go.set()
+
+
 def test_its_thread_and_the_loaders_end_with_the_iterator(delta: str) -> None:
     # Threads of other tests.
     before = {*threading.enumerate()}

@@ -26,6 +26,7 @@ from footplate.compat.petastorm.source import decode_rows
 from footplate.compat.petastorm.transforms import TransformSpec, transform_batch
 from footplate.compat.petastorm.unischema import Unischema
 from footplate.core.errors import CheckpointError, ConfigError, DataError
+from footplate.core.threads import shut_down
 from footplate.data.loader import Loader
 
 if TYPE_CHECKING:
@@ -129,16 +130,17 @@ class BatchLoader:
         """Transform batches in threads, a few ahead and in order. The state is that of the batch handed out last."""
         waiting: deque[tuple[Future[dict[str, Any]], dict[str, Any]]] = deque()
         ragged = self._loader.padded_columns
-        # Not in a `with` block: it would wait for the threads when a generator that was left unfinished is collected, which
-        # may happen while the same thread holds a lock that their end needs. They end by themselves with the pool.
         pool = ThreadPoolExecutor(self._workers, "footplate-transform")
-        for batch in self._loader:
-            future = pool.submit(self._transform, batch, ragged)
-            waiting.append((future, self._with_position(self._loader.state_dict(), passes)))
-            if len(waiting) > self._workers + 1:
+        try:
+            for batch in self._loader:
+                future = pool.submit(self._transform, batch, ragged)
+                waiting.append((future, self._with_position(self._loader.state_dict(), passes)))
+                if len(waiting) > self._workers + 1:
+                    yield self._hand_out(*waiting.popleft())
+            while waiting:
                 yield self._hand_out(*waiting.popleft())
-        while waiting:
-            yield self._hand_out(*waiting.popleft())
+        finally:
+            shut_down(pool)
         self._state = None
 
     def _transform(self, batch: dict[str, Any], ragged: Sequence[str]) -> Any:

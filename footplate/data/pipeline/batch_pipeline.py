@@ -19,7 +19,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
-from footplate.core.threads import join_however_long
+from footplate.core.threads import join_however_long, shut_down
 from footplate.data.order.plan import Epoch
 from footplate.data.pipeline.batch_builder import BatchBuilder, Busy, PendingBatch
 from footplate.data.pipeline.batch_spec import BatchSpec
@@ -93,15 +93,15 @@ class BatchPipeline:
             yield finished
 
     def close(self) -> None:
-        """Stop all threads and wait for them."""
+        """Stop all threads and wait for them, but not during a garbage collection."""
         self._stopped = True
         self._room.release()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._decoders.shutdown(wait=False, cancel_futures=True)
         if self._feeder is not threading.current_thread():
             join_however_long(self._feeder, "it waits for the rows that are being read")
-        self._readers.shutdown()
-        self._decoders.shutdown()
+        shut_down(self._readers)
+        shut_down(self._decoders)
         for cache in self._caches:
             cache.close()
 
