@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common import MORE, QUICK_ROUNDS, Figures, Rounds, arguments, machine, median, ratio, report
-from gpu_turns import Child, Turn, forks, train, warm_up
+from gpu_turns import Child, Turn, forks, settings_of_children, train, warm_up
 from gpu_variants import LOOPS, SMALL, Model, Words, images, torchvision_model, words
 
 WANTED = ("raw eager", "raw compiled", "lightning compiled", "raw step", "footplate step")
@@ -75,15 +75,10 @@ def _turn_of(child: Child, turn: Turn) -> Figures:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    here = Path(__file__).parent
     ratios: dict[str, Any] = {}
     rows = []
     with tempfile.TemporaryDirectory(prefix="footplate-bench-", ignore_cleanup_errors=True) as directory:
-        os.environ.update(
-            PYTHONPATH=os.pathsep.join(filter(None, [str(here), str(here.parent), os.environ.get("PYTHONPATH")])),
-            TMPDIR=directory, TORCHINDUCTOR_CACHE_DIR=f"{directory}/inductor", OMP_NUM_THREADS="1",
-            TORCHINDUCTOR_COMPILE_THREADS="2", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false",
-        )  # fmt: skip
+        os.environ.update(settings_of_children(directory, compile_threads=2))
         models = {"gpt": SMALL["gpt_124m"]} if options.quick else MODELS
         for name, model in models.items():
             rounds = measure(name, model, options.quick, Path(directory))

@@ -38,7 +38,7 @@ from typing import Any
 
 from common import LESS, MORE, QUICK_ROUNDS, Figures, Ratio, machine, median, models_parser, ratio, report, spread
 from gpu_counts import count_flops, make_table, measure_card, predict_memory
-from gpu_turns import Child, Turn, calculate, forks, train, warm_up
+from gpu_turns import Child, Turn, calculate, forks, settings_of_children, train, warm_up
 from gpu_variants import AFTER, COMPILE_FIRST, LOOPS, MODELS, NEEDS_CUDA, SMALL, TABLE, Model, loops_of
 
 RATE = f"rate of steps, {MORE}"
@@ -468,14 +468,11 @@ def parse() -> Namespace:
 def main() -> None:
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
-    here = Path(__file__).parent
     with tempfile.TemporaryDirectory(prefix="footplate-bench-", ignore_cleanup_errors=True) as directory:
         os.environ.update(
-            PYTHONPATH=os.pathsep.join(filter(None, [str(here), str(here.parent), os.environ.get("PYTHONPATH")])),
-            TMPDIR=directory, XDG_CACHE_HOME=directory, TORCHINDUCTOR_CACHE_DIR=f"{directory}/inductor",
-            TORCHINDUCTOR_COMPILE_THREADS="4", TORCH_WARM_POOL="0", OMP_NUM_THREADS="1",
+            settings_of_children(directory, compile_threads=4), XDG_CACHE_HOME=directory, TORCH_WARM_POOL="0",
             PYTORCH_NVML_BASED_CUDA_CHECK="1",  # imports that ask for CUDA must not start it before a fork
-            XLA_PYTHON_CLIENT_PREALLOCATE="false", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false",
+            XLA_PYTHON_CLIENT_PREALLOCATE="false",
         )  # fmt: skip
         if options.accelerator == "cpu":
             os.environ["JAX_PLATFORMS"] = "cpu"

@@ -66,6 +66,20 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
 
 
+def settings_of_children(directory: str, compile_threads: int) -> dict[str, str]:
+    """Return the environment of the loops' processes: where they import from, and where compilers keep their results."""
+    here = Path(__file__).parent
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(here), str(here.parent), os.environ.get("PYTHONPATH")])),
+        "TMPDIR": directory,
+        "TORCHINDUCTOR_CACHE_DIR": f"{directory}/inductor",
+        "TORCHINDUCTOR_COMPILE_THREADS": str(compile_threads),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
 # In the process of a loop
 
 

@@ -137,9 +137,7 @@ class CompiledUpdate:
                 clip()
                 step(optimizer)
 
-        self._clip = clip
-
-        self._plain = self._update = update
+        self._clip, self._plain, self._update = clip, update, update
         self._fused = all(group.get("fused") for group in optimizer.param_groups)
         if not self._fused:
             self._update = torch.compile(with_own_code(update), backend=self._compile, fullgraph=True)

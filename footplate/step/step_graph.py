@@ -120,7 +120,7 @@ class StepGraphs:
         main.wait_stream(self._stream)
 
     def _replace_kept_inputs(self) -> None:
-        """Leave the memory of the batch before to whoever has kept a tensor of it, or a view of one."""
+        """Replace the inputs that somebody has kept, or views of them, since the next batch overwrites inputs."""
         for index, references in enumerate(self._references()):
             if references > 1 + sum(program.references[index] for program in self._graphs):
                 self._inputs[index] = self._inputs[index].clone()

@@ -20,6 +20,7 @@ Each of these may change during training, so each call checks them again.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import sys
@@ -44,7 +45,7 @@ _RECORDING = Optimizer.profile_hook_step(lambda: None).__code__  # pyright: igno
 def stepper(optimizer: Optimizer) -> Callable[[], Any]:
     """A function to call instead of `optimizer.step`."""
     recorded: Any = type(optimizer).step
-    if getattr(recorded, "__code__", None) is not _RECORDING or not _is_torchs(recorded):
+    if not _is_torchs(recorded):
         return lambda: optimizer.step()
 
     bare = recorded.__wrapped__
@@ -54,14 +55,7 @@ def stepper(optimizer: Optimizer) -> Callable[[], Any]:
 
     def step() -> Any:
         nonlocal trusted
-        if (
-            type(optimizer).step is not recorded
-            or optimizer._optimizer_step_pre_hooks
-            or optimizer._optimizer_step_post_hooks
-            or _global_optimizer_pre_hooks
-            or _global_optimizer_post_hooks
-            or _profiler_enabled()
-        ):
+        if type(optimizer).step is not recorded or _has_hooks(optimizer) or _profiler_enabled():
             return optimizer.step()
         replaced = attributes.get("step")
         if replaced is trusted:
@@ -94,13 +88,8 @@ def is_of_torch(optimizer: Optimizer) -> bool:
     """Return True if an optimizer's `step` is torch's own, without hooks. A scheduler may count its steps."""
     recorded: Any = type(optimizer).step
     own = vars(optimizer).get("step")
-    return (
-        getattr(recorded, "__code__", None) is _RECORDING
-        and _is_torchs(recorded)
-        and (own is None or _counts_for_scheduler(own, recorded))
-        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-        and not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
-    )
+    own_is_torchs = own is None or _counts_for_scheduler(own, recorded)
+    return _is_torchs(recorded) and own_is_torchs and not _has_hooks(optimizer)
 
 
 def note_step_for_scheduler(optimizer: Any) -> None:
@@ -108,8 +97,21 @@ def note_step_for_scheduler(optimizer: Any) -> None:
     optimizer._opt_called = True
 
 
-def _is_torchs(function: Any) -> bool:
-    """Return True if a function and all that it wraps are code of `torch.optim`."""
+def _has_hooks(optimizer: Optimizer) -> bool:
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+    )
+
+
+@functools.cache
+def _is_torchs(step: Any) -> bool:
+    """Return True if the `step` of a class, and all that it wraps, are torch's code."""
+    if getattr(step, "__code__", None) is not _RECORDING:
+        return False
+    function = step
     while function is not None:
         code = getattr(function, "__code__", None)
         if code is None or not code.co_filename.startswith((_OPTIM_FOLDER, _NO_GRAD_FILE)):

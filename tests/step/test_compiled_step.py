@@ -126,6 +126,14 @@ def test_a_few_shapes_are_compiled_once_each_with_their_sizes(trainer, traced_on
     assert (traced_only["4 rows"], traced_only["8 rows"], traced_only["all"]) == (1, 1, 3)
 
 
+def test_shapes_change_a_few_times_only(trainer, monkeypatch, caplog):
+    monkeypatch.setattr(compiled_step, "MAX_CHANGES", 1)
+    caplog.set_level(logging.INFO, "footplate.step.compiled_step")
+    train(trainer, Plain, DataLoader(dataset(40), batch_sampler=Buckets()), max_epochs=2, compile="step")
+    changes = [record for record in caplog.records if record.message.startswith("From this batch on")]
+    assert [record.args for record in changes] == [([(8, 8), (8,)],)]
+
+
 class ReadsState(Plain):
     """Reads what changes: the step, the epoch, an attribute, a buffer."""
 
@@ -302,4 +310,15 @@ def test_compiled_for_real_it_learns_the_same(trainer, monkeypatch, precision):
     tolerance = 1e-4 if precision == "32-true" else 0.02
     torch.testing.assert_close(found, eager, rtol=tolerance, atol=tolerance)
     assert found_metrics == pytest.approx(metrics, rel=10 * tolerance)
-    logging.getLogger("torch._inductor").setLevel(logging.NOTSET)
+
+
+@pytest.mark.slow
+def test_compiled_for_real_a_resumed_run_is_bit_for_bit_the_run_that_was_not(trainer, monkeypatch, tmp_path):
+    """With dropout, which Inductor draws, and a smaller last batch."""
+    monkeypatch.setitem(compiled_step.BACKENDS, "step", "inductor")
+    data = DataLoader(dataset(44), 10, shuffle=True)
+    whole, _, _ = train(trainer, Classifier, data, compile="step", max_epochs=4, default_root_dir=tmp_path / "whole")
+    train(trainer, Classifier, data, compile="step", max_epochs=2, default_root_dir=tmp_path / "cut")
+    model = Classifier()
+    trainer(max_epochs=4, compile="step", default_root_dir=tmp_path / "cut").fit(model, data, ckpt_path="last")
+    assert torch.equal(torch.cat([value.flatten() for value in model.state_dict().values()]), whole)

@@ -5,6 +5,7 @@ Here, a graph is a list of operations (`recorded_graph.py`).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import footplate as fp
+from footplate.step import compiled_step
 from step.recorded_graph import RecordedGraph, let_cpu_have_graphs
+from step.test_compiled_step import train as train_module
 
 
 @pytest.fixture
@@ -41,16 +44,12 @@ class Logs(Classifier):
 
 
 def train(trainer, module=Logs, data=None, **settings):
-    torch.manual_seed(0)
-    model = module()
-    made = trainer(**{"max_epochs": 3, **settings})
-    made.fit(model, data or loader())
-    metrics = {name: float(value) for name, value in made.callback_metrics.items()}
-    return torch.cat([value.flatten().float() for value in model.state_dict().values()]), metrics, model
+    weights, metrics, made = train_module(trainer, module, data, **{"max_epochs": 3, **settings})
+    return weights, metrics, made.module
 
 
 def alike(trainer, graphs, module=Logs, rtol=1e-4, **settings):
-    """Train eagerly and by graphs, and compare; return the number of replays."""
+    """Train eagerly and by graphs, and compare; return both modules."""
     eager, metrics, one = train(trainer, module, **settings)
     assert graphs.replays == 0
     found, found_metrics, other = train(trainer, module, compile="step", **settings)
@@ -62,7 +61,7 @@ def alike(trainer, graphs, module=Logs, rtol=1e-4, **settings):
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_after_three_steps_each_step_is_a_replay(trainer, graphs, optimizer, clip):
-    """Dropout draws anew in each of them, the learning rate falls, and losses are logged."""
+    """Each replay draws its own dropout, steps with the falling learning rate, and logs its loss."""
     alike(trainer, graphs, lambda: Logs(optimizer), gradient_clip_val=clip)
     assert (graphs.captured, graphs.replays) == (1, 36 - 3)
 
@@ -229,6 +228,24 @@ def test_a_step_that_a_graph_would_do_wrong_is_none(trainer, graphs, caplog, mod
     alike(trainer, graphs, module)
     assert graphs.replays == 0
     assert reason in caplog.text
+
+
+def test_a_capture_that_fails_ends_graphs_and_its_first_error_is_named(trainer, graphs, caplog, monkeypatch):
+    @contextlib.contextmanager
+    def capture(graph, *settings):
+        try:
+            yield
+            raise ValueError("an operation can't be captured")
+        except ValueError:
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904  as torch does
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    # torch's captures run nothing; this one runs its operations, so it has none that change weights.
+    monkeypatch.setattr(compiled_step.CompiledStep, "after_forward", lambda self, loss: None)
+    alike(trainer, graphs)
+    assert (graphs.captured, graphs.replays) == (0, 0)
+    assert "it can't be captured: ValueError: an operation can't be captured" in caplog.text
+    assert gc.isenabled()
 
 
 class Own(torch.optim.SGD):
