@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from footplate.tracking.jsonlines import JSONLines as JSONLines
     from footplate.tracking.mlflow import MLflow as MLflow
     from footplate.tracking.tensorboard import TensorBoard as TensorBoard
+    from footplate.tracking.trackio import Trackio as Trackio
     from footplate.tracking.wandb import WandB as WandB
     from footplate.training.datamodule import DataModule as DataModule
     from footplate.training.module import Module as Module
@@ -106,6 +107,7 @@ _HOMES = {
     "TableDataModule": "footplate.training.table_datamodule",
     "TensorBoard": "footplate.tracking.tensorboard",
     "Timer": "footplate.callbacks.timer",
+    "Trackio": "footplate.tracking.trackio",
     "Trainer": "footplate.training.trainer",
     "Tuner": "footplate.training.tuner.tuner",
     "WandB": "footplate.tracking.wandb",

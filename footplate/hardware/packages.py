@@ -35,6 +35,7 @@ EXTRAS = (
     Extra("mlflow", "mlflow", "mlflow", "tracking with MLflow"),
     Extra("tensorboard", "tensorboard", "tensorboard", "logging to TensorBoard"),
     Extra("wandb", "wandb", "wandb", "logging to W&B"),
+    Extra("trackio", "trackio", "trackio", "logging to Trackio"),
     Extra("plot", "matplotlib", "matplotlib", "drawing curves"),
     Extra("report", "plotly", "plotly", "reports of runs"),
     Extra("lightning", "lightning", "lightning", "running Lightning's modules and callbacks"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from footplate.tracking.jsonlines import JSONLines as JSONLines
     from footplate.tracking.mlflow import MLflow as MLflow
     from footplate.tracking.tensorboard import TensorBoard as TensorBoard
+    from footplate.tracking.trackio import Trackio as Trackio
     from footplate.tracking.wandb import WandB as WandB
 
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "MLflow": "footplate.tracking.mlflow",
     "Status": "footplate.tracking.base",
     "TensorBoard": "footplate.tracking.tensorboard",
+    "Trackio": "footplate.tracking.trackio",
     "WandB": "footplate.tracking.wandb",
 }
 

@@ -25,6 +25,7 @@ import psutil
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
+from footplate.tracking.batching import batched
 from footplate.tracking.event_queue import Progress, Record
 from footplate.tracking.mlflow_model import log_staged
 from footplate.tracking.parameters import without_credentials
@@ -76,22 +77,7 @@ class MLflowDelivery:
 
     def batches(self, records: Iterable[tuple[Record, int]]) -> Iterator[tuple[list[Record], int]]:
         """Group records, with the position after each group: metrics in groups of about a thousand, others singly."""
-        group: list[Record] = []
-        points = 0
-        end = 0
-        for record, position in records:
-            is_metrics = record["kind"] == "metrics"
-            if group and (not is_metrics or points >= MOST_METRICS):
-                yield group, end
-                group, points = [], 0
-            if is_metrics:
-                group.append(record)
-                points += len(record["values"])
-            else:
-                yield [record], position
-            end = position
-        if group:
-            yield group, end
+        return batched(records, MOST_METRICS)
 
     def deliver(self, batch: list[Record]) -> None:
         """Deliver one batch of `batches`."""

@@ -1,6 +1,6 @@
 """The trackers that an uploader process delivers to, and the contract of a tracker's client.
 
-A tracker is a service such as MLflow or W&B. Its package is large, and its server may be slow or down, so only the
+A tracker is a service such as MLflow, W&B or Trackio. Its package is large, and its server may be slow or down, so only the
 uploader process (`uploader.py`) imports the package and connects to the server. Each tracker has three parts:
 
     tracking/mlflow.py          the logger, in the training process: it makes records
@@ -104,5 +104,11 @@ WANDB = Tracker(
     {"WANDB_ERROR_REPORTING": "false", "DO_NOT_TRACK": "true"},
     {"WANDB_SILENT": "true"},
 )
+TRACKIO = Tracker(
+    "trackio",
+    "Trackio",
+    "footplate.tracking.trackio_client:TrackioDelivery",
+    {"HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "true"},
+)
 
-TRACKERS = {tracker.name: tracker for tracker in (MLFLOW, WANDB)}
+TRACKERS = {tracker.name: tracker for tracker in (MLFLOW, WANDB, TRACKIO)}

@@ -207,7 +207,8 @@ class UploadLoop:
             delivery.deliver(batch)
             self._sent = position
             if delivery.confirms_each_batch:
-                self._save(replace(self._progress.at(queue, position), dropped=tuple(delivery.dropped)))
+                progress = self._progress.at(queue, position)
+                self._save(replace(progress, dropped=tuple(delivery.dropped), state=delivery.state()))
         if self._progress.error is not None:
             self._save(replace(self._progress, error=None))
 

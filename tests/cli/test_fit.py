@@ -104,7 +104,7 @@ def test_an_alert_names_its_rule_and_its_channel(footplate, net, tmp_path, monke
     assert "s3cr3t" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize("kind", ["CSV", "JSONLines", "Console", "TensorBoard", "MLflow", "WandB"])
+@pytest.mark.parametrize("kind", ["CSV", "JSONLines", "Console", "TensorBoard", "MLflow", "WandB", "Trackio"])
 def test_a_new_process_knows_loggers_by_their_short_names(kind, process, net):
     """No module has imported the class before the command needs it."""
     started = process("fit", *net, f"--trainer.logger={kind}", "--print_config")

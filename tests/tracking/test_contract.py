@@ -6,8 +6,10 @@ To add a logger, add it to `LOGGERS` with a function that reads the points of a 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,13 +48,20 @@ def mlflow_points(run_dir: Path, name: str) -> Points:
     return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, name)]
 
 
+def trackio_points(run_dir: Path, name: str) -> Points:
+    with contextlib.closing(sqlite3.connect(run_dir.parent / "trackio" / "default.db")) as database:
+        rows = database.execute("SELECT step, metrics FROM metrics ORDER BY id").fetchall()
+    return [(step, json.loads(values)[name]) for step, values in rows if name in json.loads(values)]
+
+
 LOGGERS: dict[str, Callable[[Path, str], Points]] = {
     "CSV": csv_points,
     "JSONLines": jsonlines_points,
     "MLflow": mlflow_points,
     "TensorBoard": tensorboard_points,
+    "Trackio": trackio_points,
 }
-ENGINES = {"MLflow"}
+ENGINES = {"MLflow", "Trackio"}
 
 
 class Case:
@@ -68,7 +77,8 @@ class Case:
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.engine if name in ENGINES else ()) for name in LOGGERS])
-def case(request, run_dir):
+def case(request, run_dir, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(run_dir.parent / "trackio"))
     if request.param == "MLflow":
         request.getfixturevalue("database")
     return Case(request.param, run_dir)
