@@ -1,8 +1,8 @@
 """The recording by JAX's profiler, in runs on XLA.
 
 JAX writes an XPlane file and a trace for Perfetto, both of the whole process. The table by operator has the operations of
-the compiled program (HLO), which XLA has fused from those of torch. A program has no lines of the user's code:
-`training_step` runs once, when it is captured. Allocations aren't recorded either.
+the compiled program (HLO), which XLA has fused from those of torch. `training_step` itself runs once, when it is captured.
+The lines are those of the captured operations (`hlo_origins.py`), and the memory is the program's plan (`hlo_results.py`).
 """
 
 from __future__ import annotations
@@ -11,27 +11,37 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from footplate.core.profile_requests import StepRange
+from footplate.step.xla.capture import Captured
+from footplate.training.profiler.hlo_origins import origins_of
+from footplate.training.profiler.hlo_proto import read_programs
+from footplate.training.profiler.hlo_results import HloEvent, HloResults
 from footplate.training.profiler.regions import STEP
 from footplate.training.profiler.settings import Profiler
-from footplate.training.profiler.tables import OperatorRow, RegionRow, Results
+from footplate.training.profiler.tables import Results
 
 TRACE, XPLANE = "trace-rank{}.json.gz", "xplane-rank{}.pb"
 _STEP = STEP.rstrip("#")  # JAX reads facts of an event after a "#"
-_NO_LINES = (
-    "On XLA, `training_step` is a compiled program: there are no times by line of your code, and no allocations. Profile "
-    'the same training with `accelerator="cpu"` to see lines.'
+_ABOUT = (
+    "These are the operations of compiled programs, on all devices together. An operation that XLA has fused from "
+    "several lines is divided among them in proportion to the elements that it computes for each."
+)
+_UNKNOWN = (
+    "{} comes from the cache of compiled programs, where another version of the code has put it. Its operations have no "
+    "lines. To see them, delete {} and profile again."
 )
 _NO_OPERATORS = (
     "JAX's profiler has recorded no operation of a compiled program. On a processor, XLA runs a small program in one "
     "piece, without a record of its operations."
 )
+_NO_PROGRAMS = "JAX's profiler has recorded operations without their programs, so there are no lines and no memory."
 
 
 class JaxTrace:
@@ -39,12 +49,14 @@ class JaxTrace:
 
     Args:
         settings: what to record. `with_stack` records Python's calls in the trace.
+        captured: returns the captured steps of the programs that exist.
     """
 
     tool = "jax.profiler"
 
-    def __init__(self, settings: Profiler) -> None:
+    def __init__(self, settings: Profiler, captured: Callable[[], Sequence[Captured]]) -> None:
         self._settings = settings
+        self._captured = captured
         self._folder: Path | None = None
         self._records = False
         self._began_ns = self._wall_ns = 0
@@ -107,45 +119,53 @@ class JaxTrace:
                     raise OSError(f"JAX's profiler has written no {pattern}")
                 shutil.move(found[0], directory / name.format(rank))
                 files.append(name.format(rank))
-            return read_xplane(directory / XPLANE.format(rank), self._wall_ns, steps.last), files
+            results = read_xplane(directory / XPLANE.format(rank), self._wall_ns, steps, self._captured())
+            return replace(results, allocations=results.allocations if self._settings.profile_memory else None), files
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def read_xplane(path: Path, wall_ns: int, last: int) -> Results:
-    """Sum the events of an XPlane file.
+def read_xplane(path: Path, wall_ns: int, steps: StepRange, captured: Sequence[Captured]) -> Results:
+    """Make the tables of an XPlane file.
 
     Args:
         path: the file.
         wall_ns: the time of all recorded steps, until the devices had finished.
-        last: the step after the last.
+        steps: the recorded steps.
+        captured: the captured steps of the programs.
     """
-    operators: dict[str, OperatorRow] = {}
-    named: dict[str, RegionRow] = {}
-    steps: set[int] = set()
+    events, count = list(_events(path)), steps.last - steps.first
+    hlo = HloResults(events, read_programs(path) if events else (), [origins_of(step) for step in captured])
+    results = Results(
+        tool=JaxTrace.tool,
+        steps_ns=[wall_ns // count] * count,
+        regions=hlo.programs(),
+        operators=hlo.operators(),
+        about=_ABOUT,
+    )
+    if not hlo.has_programs:
+        return replace(results, notes=[_NO_PROGRAMS if events else _NO_OPERATORS])
+    config: Any = jax.config
+    lines, other_ns = hlo.lines(wall_ns)
+    return replace(
+        results,
+        lines=lines,
+        other_ns=other_ns,
+        allocations=hlo.allocations(jax.default_backend(), count),
+        notes=[_UNKNOWN.format(name, config.jax_compilation_cache_dir) for name in hlo.unknown],
+    )
+
+
+def _events(path: Path) -> Iterator[HloEvent]:
+    """The operations that have run."""
     for line in _lines(path):
         for event in line.events:
             facts = dict(event.stats)
-            if event.name == _STEP and "step_num" in facts:
-                steps |= {int(facts["step_num"])} - {last}
-            elif "hlo_op" in facts and not event.name.startswith("end: "):
-                name = str(facts["hlo_op"])
-                row = operators.setdefault(name, OperatorRow(name))
-                row.calls += 1
-                row.self_ns += int(event.duration_ns)
-                row.total_ns += int(event.duration_ns)
-                module = str(facts.get("hlo_module", "program"))
-                program = named.setdefault(module, RegionRow(module))
-                program.calls += 1
-                program.total_ns += int(event.duration_ns)
-    count = max(1, len(steps))
-    return Results(
-        tool=JaxTrace.tool,
-        steps_ns=[wall_ns // count] * count,
-        regions=sorted(named.values(), key=lambda row: -row.total_ns),
-        operators=sorted(operators.values(), key=lambda row: -row.self_ns),
-        notes=[_NO_LINES] if operators else [_NO_OPERATORS, _NO_LINES],
-    )
+            if "hlo_op" in facts and not event.name.startswith("end: "):
+                run = (int(facts.get("run_id", 0)), int(facts.get("device_ordinal", 0)))
+                number, module = int(facts.get("program_id", -1)), str(facts.get("hlo_module", "program"))
+                start_ns, duration_ns = int(event.start_ns), int(event.duration_ns)
+                yield HloEvent(number, module, run, str(facts["hlo_op"]), start_ns, duration_ns)
 
 
 def _wait_for_devices() -> None:

@@ -151,7 +151,8 @@ def _trace_of(run: Run, settings: Profiler) -> Any:
     if run.accelerator.owns_weights:
         from footplate.training.profiler.jax_trace import JaxTrace
 
-        return JaxTrace(settings)
+        step: Any = run.step
+        return JaxTrace(settings, lambda: step.captured)
     from footplate.training.profiler.torch_trace import TorchTrace
 
     return TorchTrace(settings, run.device)

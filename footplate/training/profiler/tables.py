@@ -123,6 +123,7 @@ class Results:
         other_ns: the time of the training thread outside of the user's code, by phase.
         allocations: in time order.
         notes: what isn't there, and why.
+        about: what the times of operators and lines are.
     """
 
     tool: str
@@ -134,6 +135,7 @@ class Results:
     other_ns: Mapping[str, int] = field(default_factory=dict)
     allocations: Sequence[Allocation] | None = None
     notes: Sequence[str] = ()
+    about: str = "Lines are those of the thread that trains. Operators of several threads may overlap."
 
     @property
     def total_ns(self) -> int:
@@ -211,7 +213,7 @@ def operators_table(results: Results, title: str) -> str:
     parts = [
         f"# Operators: {title}", "",
         f"Times of all {steps} steps together. % is the share of their {_ms(results.total_ns)} ms. *self* is without the "
-        "operators that an operator calls. Operators of several threads may overlap.", "",
+        f"operators that an operator calls. {results.about}", "",
         *(_table(heads, rows) if rows else ["No operator was recorded."]),
         *_more(results.operators),
     ]  # fmt: skip
@@ -229,8 +231,9 @@ def lines_table(results: Results, title: str) -> str:
     """The table by line of the user's code, as Markdown."""
     parts = [f"# Your lines: {title}", ""]
     if results.lines is None:
-        reason = "`with_stack=False`: Python's calls were not recorded." if results.tool == "torch.profiler" else ""
-        return "\n".join([*parts, *filter(None, [reason, *results.notes]), ""])
+        # Without operations, a note tells why.
+        reasons = results.notes or ["`with_stack=False`: Python's calls were not recorded."]
+        return "\n".join([*parts, *reasons, ""])
     total_ns = max(1, results.total_ns)
     on_device = any(row.device_ns for row in results.lines)
     heads = ["line", "self ms", "backward ms", "%", *(["kernels ms"] if on_device else []), "MiB", "code", "operators"]
@@ -243,9 +246,9 @@ def lines_table(results: Results, title: str) -> str:
         for row in results.lines[:ROWS] if row.time_ns
     ]  # fmt: skip
     parts += [
-        f"Times of all {len(results.steps_ns)} steps together, in the thread that trains. % is the share of their "
+        f"Times of all {len(results.steps_ns)} steps together. % is the share of their "
         f"{_ms(results.total_ns)} ms. *self* is the line with the libraries that it calls, without your lines that it "
-        "calls. *backward* is the backward pass of its operators. *MiB* is all that it allocated.", "",
+        f"calls. *backward* is the backward pass of its operators. *MiB* is all that it allocated. {results.about}", "",
         *(_table(heads, rows) if rows else ["No line of yours took part in these steps."]),
         *_more(results.lines),
     ]  # fmt: skip

@@ -24,6 +24,7 @@ _NOT_THE_USERS = (
     str(Path(__file__).parents[2]),
     str(Path(__file__).parents[3] / "training" / "module.py"),
 )
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 _NEEDS_VALUES = {
     "DataDependentOutputException": "asks for the value of a tensor",
     "GuardOnDataDependentSymNode": "branches on the value of a tensor",
@@ -59,6 +60,20 @@ def place_within(function: CodeType | None) -> str | None:
             return place(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def own_place_within(function: CodeType | None) -> str | None:
+    """The same, outside of installed packages if there is such a line: the line that calls a library's model."""
+    frame: FrameType | None = sys._getframe(1)
+    innermost = None
+    while frame is not None and frame.f_code is not function:
+        filename = frame.f_code.co_filename
+        if _is_theirs(filename):
+            innermost = innermost or place(filename, frame.f_lineno)
+            if not any(folder in filename for folder in _INSTALLED):
+                return place(filename, frame.f_lineno)
+        frame = frame.f_back
+    return innermost
 
 
 def raising_place(error: BaseException) -> str:

@@ -8,8 +8,8 @@ Four pieces of torch make a graph of a step, the same four that `torch.compile` 
     make_fx                every operation that runs is recorded in an FX graph
 
 None of them is public, but all have kept their form since torch 2.5. This file also uses the flag with which optimizers
-keep their arithmetic in tensors, the type and shape of each value in `node.meta["val"]`, and graph modules that write
-their Python code only on demand. It is written for torch 2.11 to 2.13, and tested with 2.13.
+keep their arithmetic in tensors, the type and shape of each value in `node.meta["val"]`, the numbers of autograd nodes,
+and graph modules that write their Python code only on demand. It is written for torch 2.11 to 2.13, and tested with 2.13.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from footplate.step.xla.capture.eager_operations import EagerOperations
-from footplate.step.xla.capture.refusals import place_within
+from footplate.step.xla.capture.refusals import own_place_within, place_within
 from footplate.step.xla.capture.rng_ops import Draws
 
 __all__ = [
@@ -71,8 +71,10 @@ def trace(
 
     Returns:
         The graph, from the inputs in their order to the outputs in theirs. Every node has its value's type and shape in
-        `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`; a random operation has the
-        number of its draw in `meta["draw"]`. `eager_operations.py` lists the notes about eager operations.
+        `meta["val"]` and, in the forward pass, the user's line in `meta["stack_trace"]`. `meta["line"]` is the line
+        outside of installed packages; of an operation in the backward pass, it is the line whose gradients it computes. A
+        random operation has the number of its draw in `meta["draw"]`. `eager_operations.py` lists the notes about eager
+        operations.
     """
     draws: list[Draws] = []
     operations = EagerOperations(_known_node_of)
@@ -108,17 +110,25 @@ def _decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _noting(create: Callable[..., Node], operations: EagerOperations) -> Callable[..., Node]:
-    """A tracer's `create_node` that records the eager operation, and the user's line.
+    """A tracer's `create_node` that records the eager operation, and the user's lines.
 
-    Torch's own way to record the line takes ten times as long.
+    Torch's own way to record the line takes ten times as long. An autograd node has the number that was the newest when its
+    operation ran, so the line of an operation in the backward pass is that of the first operation with this number.
     """
+    lines: dict[int, str] = {}
 
     def create_node(*args: Any, **kwargs: Any) -> Node:
         node = create(*args, **kwargs)
         node.meta.update(operations.notes())
-        line = place_within(trace.__code__)
+        innermost, line = place_within(trace.__code__), own_place_within(trace.__code__)
+        if innermost is not None:
+            node.meta["stack_trace"] = innermost
+        if "backward" in node.meta:
+            line = lines.get(node.meta["backward"], line)
+        elif line is not None:
+            lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # pyright: ignore[reportPrivateImportUsage]
         if line is not None:
-            node.meta["stack_trace"] = line
+            node.meta["line"] = line
         return node
 
     return create_node

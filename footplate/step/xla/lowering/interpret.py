@@ -108,13 +108,18 @@ def interpret(graph: GraphModule, inputs: Sequence[Any], key: jax.Array, platfor
     raise AssertionError("a graph without an output")
 
 
+def scope_of(node: Node) -> str:
+    """The name of an operation in the compiled program, by which a profile finds its node."""
+    return f"{node.target}:{node.name}"
+
+
 def run_node(node: Node, args: Any, kwargs: Any, key: Callable[[], jax.Array], platform: str) -> Any:
     """Run one operation; return its result in the type that torch recorded."""
     lowering = lowering_of(node.target)
     if lowering is None:
         raise MissingOperation(f"no lowering for {node.target}")
     expected = node.meta.get("val")
-    with jax.named_scope(str(node.target)):
+    with jax.named_scope(scope_of(node)):
         try:
             result = lowering(_context(node, expected, key, platform), *args, **kwargs)
         except OverflowError as error:
