@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 
 from footplate.catalog.prices import Price, price_of_replicas
+from footplate.core.errors import ConfigError, MissingExtra, Unavailable
 from footplate.core.goodput import NAME, Cause, Ledger, MonitorFile, Session, Stretch, ledger
 from footplate.core.goodput.run_ledger import damaged_note
 from footplate.jobs.backends.local import machine
@@ -30,12 +31,15 @@ from footplate.jobs.home import Home
 from footplate.jobs.record import Job, Process, Transition
 from footplate.jobs.run_files import files_below
 from footplate.jobs.states import FINAL, State
+from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store
 
 # Clocks of other machines may differ by this time.
 SKEW_S = 300.0
 # Between two measurements of the processes of an attempt.
 SIGN_S = 1.0
+# A report doesn't wait long for a store on another machine.
+PATIENCE_S = 5.0
 _FILES = 64
 _READERS = 64
 
@@ -60,6 +64,28 @@ def job_ledger(home: Home, store: Store, job: Job, now: float | None = None) -> 
         notes.append(f"There is no {NAME} of this job in {root}: the time of its processes is shown as training.")
     price = price_of_replicas(job.spec.get("replicas", ()))
     return ledger(stretches, files, _devices(job), price.usd_per_hour, _machines(job, price), notes)
+
+
+def ledger_of_run(job_id: str) -> Ledger | None:
+    """Compute the ledger of the job that a run's record names.
+
+    None if this machine doesn't have the job, or can't reach its store.
+
+    Args:
+        job_id: the job's id, as a file has it. So it may be any text.
+    """
+    with suppress(ConfigError, MissingExtra, Unavailable):
+        home = Home.existing_or_not()
+        name = home.name_of(job_id)
+        if name is None:
+            return None
+        store = open_store(home, PATIENCE_S)
+        try:
+            job = store.get(name)
+            return job_ledger(home, store, job) if job is not None and job.id == job_id else None
+        finally:
+            store.close()
+    return None
 
 
 # Times of the job's record

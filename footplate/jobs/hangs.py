@@ -17,8 +17,6 @@ from footplate.launch.hang_files import HANGS_DIR, hang_files
 
 MAX_CHARACTERS = 200_000
 _ATTEMPT = re.compile(r"attempt-(\d+)")
-# Names are letters, digits and underscores, so an id can't lead out of the home.
-_ID = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_]{0,127})-\d{1,20}")
 
 
 @dataclass(frozen=True)
@@ -52,19 +50,16 @@ def hangs_of_run(job_id: str) -> list[HangRecord]:
     Args:
         job_id: the job's id, as a file has it. So it may be any text.
     """
-    match = _ID.fullmatch(job_id)
-    if match is None:
-        return []
     # A process of the job may not know the home, but it knows the folder of its attempt.
     attempt = Path(os.environ.get(HANGS_DIR, ""))
     if os.environ.get("FOOTPLATE_JOB_ID") == job_id and _ATTEMPT.fullmatch(attempt.name):
         return _hangs_in(attempt.parent)
     try:
-        folder = Home.existing_or_not().job(match["name"])
+        home = Home.existing_or_not()
     except ConfigError:
         return []
-    # A later job of the same name has another id.
-    return _hangs_in(folder) if (folder / job_id).exists() else []
+    name = home.name_of(job_id)
+    return [] if name is None else _hangs_in(home.job(name))
 
 
 def _hangs_in(folder: Path) -> list[HangRecord]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ from footplate.jobs.supervision.locks import Held, held
 PACKAGE = "package"
 # A package of hundreds of megabytes is put into a snapshot under the lock.
 LOCK_S = 600.0
+# Names are letters, digits and underscores, so an id can't lead out of the home.
+_ID = re.compile(r"([A-Za-z][A-Za-z0-9_]{0,127})-\d{1,20}")
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,16 @@ class Home:
                 f"FOOTPLATE_HOME={folder}: this machine has no such user. Give a folder's path."
             ) from None
         return cls(root, os.environ.get("FOOTPLATE_STORE") or None)
+
+    def name_of(self, job_id: str) -> str | None:
+        """The name of the job with an id; None if this home doesn't have the job.
+
+        Args:
+            job_id: the id, as a file has it. So it may be any text.
+        """
+        match = _ID.fullmatch(job_id)
+        # A later job of the same name has another id.
+        return match[1] if match is not None and (self.job(match[1]) / job_id).exists() else None
 
     def variables(self) -> dict[str, str]:
         """The environment variables that lead another process to the same home."""

@@ -240,18 +240,23 @@ def ranks_chart(attempt: Attempt) -> Chart:
     return Chart("Time of each rank", f"{len(ranks)} ranks", _figure(traces, layout))
 
 
-def goodput_chart(rows: Sequence[tuple[str, float]]) -> Chart:
-    """Draw a ledger as one bar."""
+def goodput_chart(ledgers: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> Chart:
+    """Draw ledgers, a bar for each: its name, and its seconds by cause."""
+    names, spent = [plain(name) for name, _ in ledgers], [dict(rows) for _, rows in ledgers]
     traces = [
-        {"type": "bar", "orientation": "h", "name": plain(cause), "y": ["time"], "x": [seconds],
+        {"type": "bar", "orientation": "h", "name": plain(cause), "y": names,
+         "x": [of_one.get(cause, 0.0) for of_one in spent],
          "marker": {"color": f"c{index % COLOURS}"}, "hovertemplate": "%{fullData.name}: %{x:.3~s} s<extra></extra>"}
-        for index, (cause, seconds) in enumerate(rows)
+        for index, cause in enumerate(dict.fromkeys(cause for of_one in spent for cause in of_one))
     ]  # fmt: skip
     layout = {
-        "barmode": "stack", "height": 160, "yaxis": {"showticklabels": False, "showgrid": False},
-        "xaxis": {"ticksuffix": " s", "showgrid": False}, "hovermode": "closest", "legend": {"y": -0.45},
+        "barmode": "stack", "height": 120 + 40 * len(ledgers), "xaxis": {"ticksuffix": " s", "showgrid": False},
+        "yaxis": {"showticklabels": len(ledgers) > 1, "autorange": "reversed", "type": "category", "showgrid": False},
+        "hovermode": "closest", "legend": {"y": -0.45 / len(ledgers)},
     }  # fmt: skip
-    words = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in rows)
+    words = "; ".join(
+        f"{name}: " + ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in rows) for name, rows in ledgers
+    )
     return Chart("Time by cause", words, _figure(traces, layout), wide=True)
 
 

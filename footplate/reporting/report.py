@@ -21,7 +21,7 @@ from footplate.reporting.comparison import (
     heads_section,
 )
 from footplate.reporting.formats import moment
-from footplate.reporting.goodput import goodput_of, goodput_section
+from footplate.reporting.goodput import goodput_section, goodputs_section, ledger_of
 from footplate.reporting.html import Html, tag
 from footplate.reporting.page import build_page, plotly_script
 from footplate.reporting.predictions import find_predictions, interpret, pictures_of, read_predictions
@@ -112,6 +112,7 @@ def page_of(runs: Sequence[RunRecord], data: bool = True) -> str:
         curves_section(runs),
         learning_rate_section(runs),
         *_time_sections(runs),
+        goodputs_section([(run.name, ledger_of(run)) for run in runs]),
     ]
     each = [
         tag("details", tag("summary", run.name), *_with_keys(_own_sections(run, data), f"run-{number}-"), class_="run")
@@ -140,11 +141,12 @@ def _own_sections(run: RunRecord, data: bool) -> list[Html]:
     hangs = [(hang.name, hang.text) for hang in run.hangs]
     tables = tables_of(run) if data else []
     measured = [ranks_section(run.monitor)] if run.monitor.attempts else []
+    ledger = ledger_of(run)
     return [
         *measured,
-        goodput_section(goodput_of(run)),
+        goodput_section(ledger),
         attempts_section(run.monitor, hangs),
-        plan_section(run),
+        plan_section(run, ledger.money),
         _predictions(run, dict(tables)),
         *([data_section(_statistics(tables))] if data else []),
         hparams_section(run.hparams),

@@ -12,8 +12,13 @@ from footplate.reporting.run_record import PLAN, RunRecord
 from footplate.reporting.sections_time import mean_samples_per_s
 
 
-def plan_section(run: RunRecord) -> Html:
-    """Compare a plan with what was measured."""
+def plan_section(run: RunRecord, usd: float | None = None) -> Html:
+    """Compare a plan with what was measured.
+
+    Args:
+        run: the run.
+        usd: what the run has cost; None if no price is known.
+    """
     title = "Plan and measurement"
     choices = run.plan.get("choices") if run.plan else None
     if not isinstance(choices, list) or not choices:
@@ -37,7 +42,7 @@ def plan_section(run: RunRecord) -> Html:
         ]
     )
     compared = _compared(choices, fact, run)
-    return section("plan", title, intro, known, table(headings, [*rows, _fact_row(fact)]), compared)
+    return section("plan", title, intro, known, table(headings, [*rows, _fact_row(fact, usd)]), compared)
 
 
 def hparams_section(hparams: Mapping[str, Any]) -> Html:
@@ -172,11 +177,11 @@ def _plan_row(choice: Mapping[str, Any]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _fact_row(fact: Mapping[str, float | None]) -> tuple[Any, ...]:
+def _fact_row(fact: Mapping[str, float | None], usd: float | None) -> tuple[Any, ...]:
     rate = fact["samples_per_second"]
     return (
         "measured", "", duration(fact["step_s"]), NOTHING if rate is None else f"{rate:,.0f}", size(fact["memory"]),
-        duration(fact["wall_s"]), NOTHING,
+        duration(fact["wall_s"]), NOTHING if usd is None else f"${usd:,.2f}",
     )  # fmt: skip
 
 

@@ -220,6 +220,8 @@ def test_runs_side_by_side_share_their_charts(tmp_path, visit):
     expect(differences).not_to_contain_text("width")
     expect(page.locator("#head")).to_contain_text("killed")
     expect(page.locator("#final")).to_contain_text("val_acc0.94323")
+    expect(page.locator("#goodput thead")).to_contain_text("causeone/runtwo/run")
+    expect(page.locator("#goodput")).to_contain_text("lost, trained again")
     keys = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
     assert len(keys) == len(set(keys))
     page.locator("summary", has_text="one/run").first.click()

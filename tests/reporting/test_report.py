@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from jobs.conftest import Bench
+from jobs.conftest import bench as bench
 from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
 from footplate.cli.main import main
 from footplate.core.errors import ConfigError, MissingExtra
+from footplate.jobs.states import State
 from footplate.reporting.charts import column_chart
 from footplate.reporting.comparison import distinct_names
-from footplate.reporting.goodput import LedgerRow, goodput_section
+from footplate.reporting.goodput import LedgerRow, RunLedger, goodput_section, goodputs_section, ledger_of
 from footplate.reporting.html import Html, escaped, tag
-from footplate.reporting.run_record import RunRecord
+from footplate.reporting.run_record import RunRecord, read_run
 from footplate.reporting.sections_training import training_minutes, without_stage
 from footplate.reporting.table_statistics import Column
 from reporting.runs import full_run, monitor_rows, write_hparams, write_metrics, write_monitor
@@ -196,11 +199,47 @@ def test_a_plan_is_compared_with_what_was_measured(tmp_path):
 
 
 def test_a_ledger_is_a_table_with_its_sum():
-    section = goodput_section([LedgerRow("training", 75.0, 3.0), LedgerRow("waiting <b>", 25.0)])
+    rows = (LedgerRow("training", 75.0, 3.0), LedgerRow("waiting <b>", 25.0))
+    section = goodput_section(RunLedger(rows, machine="1 n1-standard-4"))
     assert '<th scope="row">training</th><td>1 min 15 s</td><td>75.0%</td><td>$3.00</td>' in section
     assert '<th scope="row">sum</th><td>1 min 40 s</td><td>100.0%</td><td>$3.00</td>' in section
     assert "waiting &lt;b&gt;" in section
     assert "<b>" not in section
+    assert "Price: 1 n1-standard-4." in section
+
+
+@pytest.mark.engine
+def test_the_ledger_of_a_run_in_a_job_is_that_of_the_job_with_its_price(bench: Bench):
+    bench.program("time.sleep(0.5)")
+    bench.submit()
+    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+    job, run = bench.jobs.store.find("my_job"), bench.directory / "out"
+    (process,) = bench.jobs.store.processes("my_job")
+    rows = [{**row, "time": process.began, "setup_s": 0.0} for row in monitor_rows(0, status=None)]
+    write_monitor(run, [{**rows[0], "job": job.id}])
+
+    ledger = ledger_of(read_run(run))
+    assert ledger.of == "of the job my_job, from its submission"
+    assert ledger.seconds == pytest.approx(job.ended - job.created, abs=0.1)
+    assert ledger.money is not None
+    page = fp.report(run).read_text()
+    assert "Every second of the job my_job, from its submission, by its cause." in page
+    assert "Price: if it ran on 1 n1-standard-4, by the list price in us-central1." in page
+
+    # A later job of the same name is another one.
+    write_monitor(run, [{**rows[0], "job": f"{job.id}0"}])
+    assert ledger_of(read_run(run)).of == "of the run"
+
+
+def test_ledgers_of_several_runs_stand_side_by_side():
+    first = RunLedger((LedgerRow("training", 75.0, 3.0), LedgerRow("waiting", 25.0, 1.0)), goodput=0.75)
+    second = RunLedger((LedgerRow("training", 30.0),), goodput=1.0)
+    section = goodputs_section([("one", first), ("two", second), ("without a record", RunLedger())])
+    assert '<th scope="row">training</th><td>1 min 15 s (75.0%)</td><td>30 s (100.0%)</td>' in section
+    assert '<th scope="row">waiting</th><td>25 s (25.0%)</td><td>–</td>' in section
+    assert '<th scope="row">price</th><td>$4.00</td><td>–</td>' in section
+    assert '<th scope="row">goodput</th><td>75.0%</td><td>100.0%</td>' in section
+    assert "There is no goodput ledger of these runs." in goodputs_section([("a", RunLedger()), ("b", RunLedger())])
 
 
 def test_text_is_escaped_unless_it_is_html():
