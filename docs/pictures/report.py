@@ -1,9 +1,9 @@
-"""Makes the pictures of docs/guide/report.md: the demo's report, in a headless Chromium, on a laptop and on a phone.
+"""Makes the pictures of docs/guide/report.md: reports of the demo, in a headless Chromium, on a laptop and on a phone.
 
-    python docs/pictures/report.py [RUN]
+    python docs/pictures/report.py [RUN SHORTER_RUN]
 
-Without a run, it runs the demo, which takes minutes. It needs what the tests need. Look at the pictures before you commit
-them.
+Without runs, it runs the demo twice, which takes minutes: once as it is, and once for three epochs. It needs what the tests
+need. Look at the pictures before you commit them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from PIL import Image
@@ -20,33 +21,39 @@ import footplate as fp
 
 HERE = Path(__file__).parent
 COLOURS = 128
-# Size of the window, colours, and the section at the top of the picture.
+# The report of one run or of both, size of the window, colours, and the section at the top of the picture.
 PICTURES = {
-    "report-laptop-light": ((1280, 1150), "light", None),
-    "report-phone-dark": ((390, 1250), "dark", "#predictions"),
+    "report-laptop-light": ("one", (1280, 1150), "light", None),
+    "report-phone-dark": ("one", (390, 1250), "dark", "#predictions"),
+    "report-phone-light": ("one", (390, 1250), "light", "#time"),
+    "report-data-laptop-dark": ("one", (1280, 900), "dark", "#data"),
+    "report-runs-laptop-dark": ("both", (1280, 1250), "dark", "#final"),
 }
 
 
 def main() -> None:
-    """Write the report, and take the pictures."""
+    """Write the reports, and take the pictures."""
     with tempfile.TemporaryDirectory() as directory:
-        run = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(directory) / "demo"
-        if len(sys.argv) < 2:
+        runs = [Path(argument) for argument in sys.argv[1:]]
+        if not runs:
             from footplate.demo.run import run as run_demo
 
-            run_demo(run)
-        take(fp.report(run, output=Path(directory) / "report.html"))
+            runs = [Path(directory) / "demo", Path(directory) / "demo-short"]
+            run_demo(runs[0])
+            run_demo(runs[1], epochs=3)
+        one = fp.report(runs[0], output=Path(directory) / "one.html")
+        take({"one": one, "both": fp.report(*runs, output=Path(directory) / "both.html")})
 
 
-def take(report: Path) -> None:
+def take(reports: Mapping[str, Path]) -> None:
     """Take all pictures."""
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        for name, ((width, height), scheme, top) in PICTURES.items():
+        for name, (which, (width, height), scheme, top) in PICTURES.items():
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
             page = context.new_page()
-            page.goto(report.as_uri())
+            page.goto(reports[which].as_uri())
             if top:
                 page.locator(top).evaluate("(section) => scrollTo(0, section.offsetTop - 12)")
             page.wait_for_timeout(1500)
