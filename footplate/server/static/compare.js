@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { charts } from "./charts.js";
 import { badge, duration, el, number, show } from "./dom.js";
+import { money, share } from "./goodput.js";
 import { watch } from "./live.js";
 
 export const MOST = 8;
@@ -27,7 +28,7 @@ export function compareView(main, names) {
   const watching = watch(async (signal) => {
     const found = await Promise.all(wanted.map((name, index) => load(name, index, signal)));
     const jobs = found.filter((one) => one.job);
-    show(facts, found.map((one) => [one.name, one.job?.state, one.job?.attempt, one.job?.endTime]), () => [
+    show(facts, found.map((one) => [one.name, one.job?.state, one.job?.attempt, one.job?.endTime, one.goodput?.wallSeconds]), () => [
       ...found.filter((one) => !one.job).map((one) => el("p", { class: "empty" }, `There is no job ${one.name}.`)),
       jobs.length ? table("The jobs", jobs, factsOf(jobs)) : null,
     ]);
@@ -44,11 +45,11 @@ export function compareView(main, names) {
   return watching.end;
 }
 
-/** Load a job with its figures; `job` is null if it doesn't exist. The colour of a job is that of its place. */
+/** Load a job with its figures and its goodput; `job` is null if it doesn't exist. The colour of a job is that of its place. */
 async function load(name, index, signal) {
   try {
-    const [job, figures] = await Promise.all([ask("GET", `/jobs/${name}`, { signal }), ask("GET", `/jobs/${name}/figures`, { signal })]);
-    return { name, index, job, figures };
+    const [job, figures, goodput] = await Promise.all(["", "/figures", "/goodput"].map((part) => ask("GET", `/jobs/${name}${part}`, { signal })));
+    return { name, index, job, figures, goodput };
   } catch (error) {
     if (error.status !== 404) throw error;
     return { name, index, job: null };
@@ -70,6 +71,9 @@ function factsOf(jobs) {
     ["State", jobs.map((one) => badge(one.job.state))],
     ["Ran for", jobs.map(ran)],
     ["Attempts", jobs.map((one) => `${one.job.attempt}`)],
+    ["Goodput", jobs.map(({ goodput }) => (goodput.goodput === null ? null : share(goodput.goodput)))],
+    ["Steps trained again", jobs.map(({ goodput }) => `${goodput.lostSteps}`)],
+    ["Cost", jobs.map(({ goodput }) => (goodput.usd === null ? null : money(goodput.usd)))],
   ];
 }
 

@@ -63,7 +63,8 @@ function attempts(found) {
       el("td", { data: { head: "Lost steps" } }, `${one.lostSteps}`)))));
 }
 
-function share(value) {
+/** Format a share of the time. */
+export function share(value) {
   return `${(value * 100).toFixed(1)} %`;
 }
 
@@ -73,6 +74,6 @@ function span(seconds) {
 }
 
 /** Format dollars. A small price keeps two digits. */
-function money(usd) {
+export function money(usd) {
   return usd >= .1 || usd < 5e-7 ? `$${usd.toFixed(2)}` : `$${Number(usd.toPrecision(2))}`;
 }
