@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,7 @@ def examine() -> Report:
     machine, threads = examine_machine(), torch.get_num_threads()
     packages, extras = required_packages(), optional_packages()
     tpu = examine_tpu(os.environ, len(tpu_chips()))
+    reports = tuple(examine_accelerator(accelerator) for accelerator in accelerators())
     return Report(
         footplate=__version__,
         python=platform.python_version(),
@@ -106,10 +108,10 @@ def examine() -> Report:
         torch_threads=threads,
         packages=packages,
         extras=extras,
-        accelerators=tuple(examine_accelerator(accelerator) for accelerator in accelerators()),
+        accelerators=reports,
         tpu=tpu.facts,
         problems=tuple(package.problem for package in packages if package.problem),
-        advice=(*advise(machine, threads, extras), *faster_types(), *tpu.advice),
+        advice=(*advise(machine, threads, extras), *faster_types(reports), *tpu.advice),
     )
 
 
@@ -157,19 +159,42 @@ def advise(machine: Machine, torch_threads: int, extras: tuple[Package, ...]) ->
     return advice
 
 
-def faster_types() -> list[str]:
-    """Advise bfloat16 if this CPU multiplies it much faster than float32. This measures both, in a third of a second."""
+def faster_types(reports: Iterable[AcceleratorReport]) -> list[str]:
+    """Advise bfloat16 on devices that multiply it much faster than float32.
+
+    It is the monitor's rule about precision (`monitoring/rules.py`), as far as that needs no training. The rates of this
+    CPU are measured, in a third of a second. Those of GPUs and TPUs come from the catalog, by the names of the devices, so
+    no device is woken.
+    """
+    names = {device.name for report in reports if report.name != "cpu" for device in report.devices}
+    gains = {f"{name} multiplies": gain for name in sorted(names) if (gain := _gain_of(name)) is not None}
+    gains["this CPU multiplies"] = _gain_of_cpu()
+    return [
+        f"{multiplies} matrices in bfloat16 {gain:.1f} times as fast as in float32: for models of large layers, try "
+        'Trainer(precision="bf16-mixed").'
+        for multiplies, gain in gains.items()
+        if gain >= _MUCH_FASTER
+    ]
+
+
+def _gain_of_cpu() -> float:
     import torch
 
     from footplate.hardware import cpu_rates
 
-    gain = cpu_rates.flops_per_s(torch.bfloat16) / cpu_rates.flops_per_s(torch.float32)
-    if gain < _MUCH_FASTER:
-        return []
-    return [
-        f"this CPU multiplies matrices in bfloat16 {gain:.1f} times as fast as in float32: for models of large layers, "
-        'try Trainer(precision="bf16-mixed").'
-    ]
+    return cpu_rates.flops_per_s(torch.bfloat16) / cpu_rates.flops_per_s(torch.float32)
+
+
+def _gain_of(name: str) -> float | None:
+    """Return how much faster a device of the catalog multiplies bfloat16; None for any other device."""
+    from footplate.catalog.peak_rates import gpu_of, products_per_s, tpu_products_per_s
+
+    gpu = gpu_of(name)
+    slow, fast = (
+        tpu_products_per_s(name, precision) if gpu is None else products_per_s(gpu, precision)
+        for precision in ("32-true", "bf16-mixed")
+    )
+    return fast / slow if fast and slow else None
 
 
 def to_dict(report: Report) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from footplate.hardware import cpu_rates
 from footplate.hardware.base import Device
 from footplate.hardware.cpu import CPU
-from footplate.hardware.doctor import advise, examine, examine_accelerator, faster_types, to_dict
+from footplate.hardware.doctor import AcceleratorReport, advise, examine, examine_accelerator, faster_types, to_dict
 from footplate.hardware.doctor_page import page
 from footplate.hardware.packages import Package
 
@@ -125,7 +125,26 @@ def test_bfloat16_is_advised_on_a_cpu_that_multiplies_it_faster(gain, words, mon
     rates = {torch.float32: 1e11, torch.bfloat16: gain * 1e11}
     monkeypatch.setattr(cpu_rates, "flops_per_s", rates.get)
 
-    advice = faster_types()
+    advice = faster_types([])
+
+    assert [words in text for text in advice] == ([True] if words else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3 multiplies matrices in bfloat16 14.8 times as fast"),
+        ("TPU v5 lite", "TPU v5 lite multiplies matrices in bfloat16 6.0 times as fast"),
+        # It has no bfloat16.
+        ("Tesla V100-SXM2-16GB", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_bfloat16_is_advised_on_devices_of_the_catalog(name, words, monkeypatch):
+    monkeypatch.setattr(cpu_rates, "flops_per_s", lambda dtype: 1e11)
+    devices = tuple(Device(index, name) for index in range(2))
+
+    advice = faster_types([AcceleratorReport("cuda", None, devices)])
 
     assert [words in text for text in advice] == ([True] if words else [])
 
