@@ -8,11 +8,11 @@ import textwrap
 import threading
 from pathlib import Path
 
-from footplate.core.profile_requests import ProfileRequest
+from footplate.core.profile_requests import ProfileRequest, ProfileStatus
 from footplate.core.stacks.requests import Answering
 from footplate.jobs import questions
 from footplate.jobs.backends.ray import replica_actor
-from footplate.jobs.backends.ray.replica_actor import Message, ReplicaActor
+from footplate.jobs.backends.ray.replica_actor import Answer, Message, ReplicaActor
 from footplate.launch.hang_files import HANGS_DIR
 from jobs.conftest import until
 
@@ -86,10 +86,45 @@ def test_the_end_of_a_process_waits_until_the_end_of_its_profile_is_known(tmp_pa
     assert heard == []
     status = replica.ask("profile_status", request).value
     assert (status.state, status.summary) == ("done", "Profile of steps 4 to 5")
+    # The answer is on its way.
+    answer, heard = replica.poll(answer)
+    assert heard == []
+    replica.end_following()
     while not heard:
         answer, heard = replica.poll(answer)
     thread.join()
     assert heard == [Message("ended")]
+
+
+def test_the_end_of_a_process_waits_for_an_answer_that_takes_longer_than_followers_pause(tmp_path: Path, monkeypatch):
+    replica, answers = ReplicaActor(), threading.Event()
+    monkeypatch.setattr(replica_actor, "PROFILE_S", 60.0)
+    monkeypatch.setattr(replica_actor, "FOLLOWED_S", 0.0)
+
+    def status_of(request: object) -> ProfileStatus:
+        answers.wait()
+        return ProfileStatus("done")
+
+    monkeypatch.setattr(questions, "status_of", status_of)
+    heard: list[Answer] = []
+    asking = threading.Thread(target=lambda: heard.append(replica.ask("profile_status", None)))
+    asking.start()
+    until(lambda: replica._questions)
+    variables = {**os.environ, HANGS_DIR: str(tmp_path / "hangs")}
+    running = threading.Thread(target=replica._look_after, args=([sys.executable, "-c", ""], variables, tmp_path))
+    running.start()
+    answer, messages = replica.poll(0)
+    assert [message.kind for message in messages] == ["began"]
+    until(lambda: replica._process is not None and replica._process.poll() is not None)
+    answer, messages = replica.poll(answer)
+    assert messages == []
+    answers.set()
+    asking.join()
+    assert heard == [Answer(ProfileStatus("done"))]
+    while not messages:
+        answer, messages = replica.poll(answer)
+    running.join()
+    assert messages == [Message("ended")]
 
 
 def test_errors_of_a_question_are_answers():

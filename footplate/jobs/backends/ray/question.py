@@ -60,6 +60,12 @@ class _Actor:
     def unfinished(self) -> ProfileStatus | None:
         return self._ask(STATUS_LIMIT_S, "unfinished")
 
+    def end_following(self) -> None:
+        """Tell the actor that it may end."""
+        call = self.handle.end_following.options(concurrency_group=QUESTIONS)
+        with contextlib.suppress(self.ray.exceptions.RayError):
+            self.ray.get(call.remote(), timeout=MORE_S)
+
     def _ask(self, limit_s: float, question: str, *arguments: Any) -> Any:
         call = self.handle.ask.options(concurrency_group=QUESTIONS)
         try:
@@ -105,6 +111,8 @@ def answer(ray: Any, question: dict[str, Any]) -> None:
     profile = job.profile(question["steps"])
     _write("accepted", step=profile.step)
     wait_for_profile(profile, lambda status: _write("status", **asdict(status)))
+    for actor in actors:
+        actor.end_following()
 
 
 def _write(name: str, **values: Any) -> None:

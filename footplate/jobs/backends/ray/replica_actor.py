@@ -4,6 +4,7 @@
                 ── poll(last) ──► new messages, within a second: the answer is also the heartbeat
                 ── send_signal(SIGTERM), send_signal(SIGKILL)
     question.py ── ask("stacks", …), from another Ray Job of the same user: where the process is, or a profile
+                ── end_following(), when it knows the end of a profile
                 ── clean() ──► delete what attempts left on the node and what has been unused for a week
 
 `poll` names the last answer that arrived. Messages of an answer that didn't arrive are sent again, so a broken connection
@@ -47,6 +48,7 @@ QUESTIONS_AT_ONCE = 4
 PROFILE_S = 15.0
 # A process that waits for a profile asks for its status several times in this time.
 FOLLOWED_S = 5.0
+_OF_PROFILES = ("request_profile", "profile_status")
 # Messages that wait to be fetched.
 _HELD = 16
 # Pieces of output to read after a process has ended. Its children may never stop writing.
@@ -120,8 +122,11 @@ class ReplicaActor:
         self._process: subprocess.Popen[bytes] | None = None
         self._last_signal: int | None = None
         self._hangs = 0  # those that were passed on
-        # When a profile that is being made was asked for, on the monotonic clock; None if there is none.
+        # When a profile was last asked for, on the monotonic clock; None if nobody waits for its end.
         self._followed_at: float | None = None
+        # The questions about profiles that are being answered.
+        self._questions = 0
+        self._counting = threading.Lock()
 
     def node_and_addresses(self, ports: int) -> tuple[str, list[str]]:
         """The node's id, and `ports` of its free addresses."""
@@ -162,14 +167,21 @@ class ReplicaActor:
 
         runs = self._process is not None and self._process.poll() is None
         here = ProcessesHere([self._process.pid] if runs and self._process is not None else [])
+        of_profile = question in _OF_PROFILES
+        self._count(of_profile)
         try:
             answer = Answer(getattr(here, question)(*arguments))
+            if of_profile:
+                self._followed_at = time.monotonic()
         except ConfigError as error:
             return Answer(error=str(error), unavailable=isinstance(error, Unavailable))
-        if question in ("request_profile", "profile_status"):
-            is_over = question == "profile_status" and answer.value.is_final
-            self._followed_at = None if is_over else time.monotonic()
+        finally:
+            self._count(-of_profile)
         return answer
+
+    def end_following(self) -> None:
+        """Note that the end of a profile has arrived where it was asked for. Until then, an answer may get lost."""
+        self._followed_at = None
 
     def clean(self) -> None:
         """Delete what no job needs on the node."""
@@ -177,6 +189,10 @@ class ReplicaActor:
         from footplate.jobs.supervision.cleaning import clean_node
 
         clean_node(Home.from_env())
+
+    def _count(self, questions: int) -> None:
+        with self._counting:
+            self._questions += questions
 
     def _next(self) -> list[Message]:
         messages: list[Message] = []
@@ -251,12 +267,17 @@ class ReplicaActor:
         self._messages.put(Message("ended", code=process.returncode))
 
     def _await_profile(self) -> None:
-        """Wait until somebody who follows a profile knows its end. After the last replica, nobody can ask this actor."""
+        """Wait until somebody who follows a profile knows its end. After the last replica, nobody can ask this actor.
+
+        On a busy node, one answer may take longer than several do usually.
+        """
         until = time.monotonic() + PROFILE_S
-        while (followed_at := self._followed_at) is not None and time.monotonic() < min(
-            until, followed_at + FOLLOWED_S
-        ):
+        while time.monotonic() < until and (self._questions or self._is_followed()):
             time.sleep(_PAUSE_S)
+
+    def _is_followed(self) -> bool:
+        followed_at = self._followed_at
+        return followed_at is not None and time.monotonic() < followed_at + FOLLOWED_S
 
     def _pass_on(self, pipe: io.FileIO) -> bool:
         """Pass on a piece of output. Returns True if there was one."""
