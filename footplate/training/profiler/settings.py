@@ -22,7 +22,8 @@ class Profiler:
     Args:
         steps: the first step and the step after the last: "10:20" or (10, 20). A profile begins and ends between two
             optimizer steps, so with `iterations_per_loop` it has whole chunks.
-        with_stack: record Python's calls, for the table by source line. The recorded steps take longer.
+        with_stack: record Python's calls, for the table by source line. The recorded steps take longer. On XLA, the table
+            doesn't need them.
         record_shapes: keep the shapes of the operators' inputs in the trace.
         profile_memory: record allocations, for the timeline of memory.
         with_flops: estimate the floating-point operations of matrix products and convolutions.

@@ -49,31 +49,25 @@ def place(filename: str, line: int) -> str:
 
 def calling_place() -> str:
     """The innermost line of the user's code on the stack."""
-    return place_within(None) or "an unknown place"
+    return places_within(None)[0] or "an unknown place"
 
 
-def place_within(function: CodeType | None) -> str | None:
-    """The innermost line of the user's code that a function has called; None if all is torch's or ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not function:
-        if _is_theirs(frame.f_code.co_filename):
-            return place(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return None
+def places_within(function: CodeType | None) -> tuple[str | None, str | None]:
+    """The innermost line of the user's code that a function has called, and the innermost one outside of packages.
 
-
-def own_place_within(function: CodeType | None) -> str | None:
-    """The same, outside of installed packages if there is such a line: the line that calls a library's model."""
+    The second one calls a library's model. It is the first one if all lines are in installed packages.
+    """
     frame: FrameType | None = sys._getframe(1)
     innermost = None
     while frame is not None and frame.f_code is not function:
         filename = frame.f_code.co_filename
         if _is_theirs(filename):
-            innermost = innermost or place(filename, frame.f_lineno)
+            line = place(filename, frame.f_lineno)
+            innermost = innermost or line
             if not any(folder in filename for folder in _INSTALLED):
-                return place(filename, frame.f_lineno)
+                return innermost, line
         frame = frame.f_back
-    return innermost
+    return innermost, innermost
 
 
 def raising_place(error: BaseException) -> str:

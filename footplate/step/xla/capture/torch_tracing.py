@@ -35,7 +35,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from footplate.step.xla.capture.eager_operations import EagerOperations
-from footplate.step.xla.capture.refusals import own_place_within, place_within
+from footplate.step.xla.capture.refusals import places_within
 from footplate.step.xla.capture.rng_ops import Draws
 
 __all__ = [
@@ -120,7 +120,7 @@ def _noting(create: Callable[..., Node], operations: EagerOperations) -> Callabl
     def create_node(*args: Any, **kwargs: Any) -> Node:
         node = create(*args, **kwargs)
         node.meta.update(operations.notes())
-        innermost, line = place_within(trace.__code__), own_place_within(trace.__code__)
+        innermost, line = places_within(trace.__code__)
         if innermost is not None:
             node.meta["stack_trace"] = innermost
         if "backward" in node.meta:
