@@ -1,7 +1,9 @@
 """Images, histograms, texts, figures and tables: their files, and that every logger takes them as its tool can."""
 
+import contextlib
 import io
 import json
+import sqlite3
 import time
 
 import matplotlib.figure
@@ -173,3 +175,21 @@ def test_wandb_keeps_them_in_its_own_files(run_dir):
     for kind, ending in [("samples", ".png"), ("curve", ".png"), ("answer", ".html"), ("mistakes", ".table.json")]:
         assert [name for name in files if name.startswith(kind) and name.endswith(ending)], (kind, files)
     assert pending(run_dir, "wandb") == []
+
+
+@pytest.mark.engine
+def test_trackio_keeps_pictures_in_its_folder_and_the_rest_in_its_rows(run_dir, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(run_dir.parent / "trackio"))
+    log_all(fp.Trackio(), run_dir)
+    with contextlib.closing(sqlite3.connect(run_dir.parent / "trackio/default.db")) as database:
+        rows = database.execute("SELECT step, metrics FROM metrics").fetchall()
+    values = {name: (step, value) for step, row in rows for name, value in json.loads(row).items()}
+    for name, size in (("samples", (5, 4)), ("curve", (50, 50))):
+        step, value = values[name]
+        assert step == 5
+        assert Image.open(run_dir.parent / "trackio/media" / value["file_path"]).size == size
+    assert values["samples/1"][1]["_type"] == "trackio.image"
+    assert sum(values["weights"][1]["values"]) == 10
+    assert values["answer"] == (4, {"_type": "trackio.markdown", "_value": "```\nforty-two\n```"})
+    assert values["mistakes"][1]["_value"][1] == {"row": 2, "label": "shirt"}
+    assert pending(run_dir, "trackio") == []

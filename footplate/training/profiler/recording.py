@@ -151,8 +151,8 @@ def _trace_of(run: Run, settings: Profiler) -> Any:
     if run.accelerator.owns_weights:
         from footplate.training.profiler.jax_trace import JaxTrace
 
-        step: Any = run.step
-        return JaxTrace(settings, lambda: step.captured)
+        # The step of an accelerator of somebody else may have other programs.
+        return JaxTrace(settings, lambda: getattr(run.step, "captured", ()))
     from footplate.training.profiler.torch_trace import TorchTrace
 
     return TorchTrace(settings, run.device)
