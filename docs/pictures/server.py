@@ -24,7 +24,12 @@ from playwright.sync_api import sync_playwright
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent / "examples"
 SIZES = {"laptop": (1280, 800), "phone": (390, 844)}
-PAGES = {"list": "#/", "job": "#/jobs/flowers_1"}
+# The address of each page, and a text that it has when it is complete.
+PAGES = {
+    "list": ("#/", "vision"),
+    "job": ("#/jobs/flowers_1", "As resolved"),
+    "compare": ("#/compare/flowers_0,flowers_1", "time: backward"),
+}
 SMALL, LARGE = "n1-highcpu-8", "n1-highcpu-16"
 PATIENCE_S = 300.0
 COLOURS = 128
@@ -84,10 +89,10 @@ def take(address: str) -> None:
         for size, (width, height) in SIZES.items():
             for scheme in ("light", "dark"):
                 context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-                for name, path in PAGES.items():
+                for name, (path, text) in PAGES.items():
                     page = context.new_page()
                     page.goto(f"{address}{path}")
-                    page.get_by_text("vision" if name == "list" else "As resolved").first.wait_for()
+                    page.get_by_text(text).first.wait_for()
                     page.wait_for_timeout(1500)
                     picture = HERE / f"server-{name}-{size}-{scheme}.png"
                     page.screenshot(path=picture, full_page=True)

@@ -235,8 +235,8 @@ def test_ledgers_of_several_runs_stand_side_by_side():
     first = RunLedger((LedgerRow("training", 75.0, 3.0), LedgerRow("waiting", 25.0, 1.0)), goodput=0.75)
     second = RunLedger((LedgerRow("training", 30.0),), goodput=1.0)
     section = goodputs_section([("one", first), ("two", second), ("without a record", RunLedger())])
-    assert '<th scope="row">training</th><td>1 min 15 s (75.0%)</td><td>30 s (100.0%)</td>' in section
-    assert '<th scope="row">waiting</th><td>25 s (25.0%)</td><td>–</td>' in section
+    assert '<th scope="row">training</th><td>1 min 15 s (75.0%)</td><td>30.0 s (100.0%)</td>' in section
+    assert '<th scope="row">waiting</th><td>25.0 s (25.0%)</td><td>–</td>' in section
     assert '<th scope="row">price</th><td>$4.00</td><td>–</td>' in section
     assert '<th scope="row">goodput</th><td>75.0%</td><td>100.0%</td>' in section
     assert "There is no goodput ledger of these runs." in goodputs_section([("a", RunLedger()), ("b", RunLedger())])
