@@ -21,6 +21,11 @@ import footplate as fp
 
 HERE = Path(__file__).parent
 COLOURS = 128
+# Paths of this clone are shown as those of any other.
+RENAME = """([from, to]) => {
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) walk.currentNode.nodeValue = walk.currentNode.nodeValue.replaceAll(from, to);
+}"""
 # The report of one run or of both, size of the window, colours, and the section at the top of the picture.
 PICTURES = {
     "report-laptop-light": ("one", (1280, 1150), "light", None),
@@ -57,6 +62,7 @@ def take(reports: Mapping[str, Path]) -> None:
             if top:
                 page.locator(top).evaluate("(section) => scrollTo(0, section.offsetTop - 12)")
             page.wait_for_timeout(1500)
+            page.evaluate(RENAME, [str(HERE.parent.parent), "~/footplate"])
             picture = HERE / f"{name}.png"
             page.screenshot(path=picture)
             Image.open(picture).convert("RGB").quantize(COLOURS).save(picture, optimize=True)
