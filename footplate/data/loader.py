@@ -24,6 +24,7 @@ import numpy as np
 from footplate.core.errors import CheckpointError, ConfigError, DataError
 from footplate.data.order.plan import Epoch, Order
 from footplate.data.order.stream_sizes import choose_streams, choose_window_rows
+from footplate.data.packing.table import PackedTable
 from footplate.data.pipeline.batch_builder import Busy
 from footplate.data.pipeline.batch_pipeline import BatchPipeline
 from footplate.data.pipeline.batch_spec import make_batch_spec
@@ -338,6 +339,8 @@ class Loader:
         rows_of_rank = max(1, self.global_batch_size // self.world.size)
         encoded = sum(group.nbytes for group in self.table.row_groups) / self.table.num_rows
         decoded = sum(math.prod(shape) for shape in self._spec.shapes.values())
+        if isinstance(self.table, PackedTable):
+            decoded += self.table.sequence_bytes
         fitting = _PENDING_BYTES / (rows_of_rank * (1 + encoded + decoded))
         return int(min(64, max(3, min(fitting, 1 + threads * _PENDING_ROWS // rows_of_rank))))
 

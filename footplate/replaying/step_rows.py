@@ -44,6 +44,9 @@ class Row:
         row_group: the number of its row group in the file.
         row: its number in the row group.
         row_in_file: its number in the file.
+        sequence: of a packed document, the number of its sequence in the rank's batch; else None.
+        start: of a packed document, the first of its tokens that are in the sequence; else None.
+        stop: of a packed document, the token after the last one; else None.
     """
 
     rank: int
@@ -55,6 +58,9 @@ class Row:
     row_group: int
     row: int
     row_in_file: int
+    sequence: int | None = None
+    start: int | None = None
+    stop: int | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from torch.utils.data import DataLoader
 
 import footplate as fp
+from footplate.cli.rows import run as command
 from replaying.programs import ROWS, Seeing, columns, rows, seeing, trainer
 
 
@@ -208,3 +209,59 @@ def test_a_filter_with_every_kind_of_value_is_kept(tmp_path):
     chosen = fp.Table(tmp_path / "rows.parquet", columns=["id", "a", "b"], filter=filter)
     trainer(tmp_path / "run").fit(module, fp.Loader(chosen, 8))
     check(tmp_path / "run", module)
+
+
+class Reading(Seeing):
+    """The same model, which notes the documents of a batch of packed sequences."""
+
+    def training_step(self, batch, batch_idx):
+        step, ids = self.trainer.global_step + 1, batch["document_ids"]
+        for tokens, numbers in zip(batch["tokens"], ids, strict=True):
+            pieces = [tokens[numbers == number].tolist() for number in range(1, int(numbers.max()) + 1)]
+            self.ids.setdefault(step, []).append(pieces)
+        return self.loss({"a": batch["tokens"][:, 0] / 1000, "b": ids[:, -1].float()})
+
+
+def documents_named(run, step):
+    """The named documents, read from their files, sequence by sequence."""
+    sequences = defaultdict(list)
+    for row in fp.rows(run, step).rows:
+        tokens = pq.read_table(row.file, columns=["tokens"])["tokens"][row.row_in_file].as_py()
+        sequences[row.sequence].append(tokens[row.start : row.stop])
+    return list(sequences.values())
+
+
+def test_documents_of_packed_sequences_are_named_after_an_interruption(tmp_path):
+    g = np.random.default_rng(0)
+    documents = [g.integers(1, 1000, n).tolist() for n in g.integers(1, 40, 200)]
+    table = pa.table({"tokens": pa.array(documents, pa.list_(pa.int32())), "id": range(200)})
+    write_deltalake(tmp_path / "lake", table)
+    DeltaTable(tmp_path / "lake").delete("id % 7 = 3")
+    packed = fp.Table(tmp_path / "lake", columns=["tokens"], filter=[("id", ">", 20)]).pack(16, truncate=False)
+
+    module = Reading()
+    for stop in (5, 23, -1):
+        attempt = Reading()
+        attempt.ids = module.ids
+        loader = fp.Loader(packed, 8, shuffle=True, seed=3)
+        trainer(tmp_path / "run", max_steps=stop).fit(attempt, loader, ckpt_path="last")
+        module = attempt
+    assert len(module.ids) == 3 * len(loader)
+    for step, sequences in module.ids.items():
+        assert documents_named(tmp_path / "run", step) == sequences
+
+
+def test_the_command_shows_sequences_and_tokens(tmp_path, capsys):
+    documents = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
+    pq.write_table(pa.table({"tokens": documents}), tmp_path / "documents.parquet")
+    loader = fp.Loader(fp.Table(tmp_path / "documents.parquet").pack(4), 3)
+    trainer(tmp_path / "run", max_epochs=1, save_every=1).fit(Reading(), loader)
+    assert command("rows", [str(tmp_path / "run"), "--step", "1"]) == 0
+    cells = [line.split() for line in capsys.readouterr().out.splitlines() if " to " in line]
+    # Rank, batch, sequence, and at the end the tokens of the document.
+    assert [(line[2], " ".join(line[-3:])) for line in cells] == [
+        ("0", "0 to 3"),
+        ("0", "4 to 5"),
+        ("1", "0 to 4"),
+        ("2", "0 to 1"),
+    ]

@@ -208,7 +208,7 @@ class BatchBuilder:
             except BadImage as error:
                 bad.append((at, str(error)))
                 continue
-            decoded[at] = {name: {**row, **images}[name] for name in self._table.columns}
+            decoded[at] = _in_order({**row, **images}, self._table.columns)
 
         good = list(decoded)
         transformed = self._transform_rows(list(decoded.values()), addresses[good], numbers[good].tolist())
@@ -288,5 +288,6 @@ def _pick(values: Any, rows: list[int]) -> Any:
 
 
 def _in_order(values: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+    """Put the columns into the order of the table. Other values, such as ids of packed documents, follow."""
     names = [name for column in columns for name in (column, f"{column}_length") if name in values]
-    return {name: values[name] for name in names}
+    return {name: values[name] for name in (*names, *(name for name in values if name not in names))}
