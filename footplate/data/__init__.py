@@ -14,7 +14,9 @@ The parts, from the file to the batch:
     order/       the order of rows, as pure functions
     packing/     documents in sequences of a fixed length, and their attention
     pipeline/    windows in memory, decoding, collating, prefetching
-    loader.py    batches for one rank, and the position that a checkpoint keeps
+    batch_loader.py  the position that a checkpoint keeps
+    loader.py    batches of a table for one rank
+    mixing/      batches of several tables, by weights
     adapters/    loaders of other libraries, made resumable
 
 Importing this package imports none of the parts. A name is loaded when it is first used.
@@ -28,6 +30,7 @@ from footplate.core.lazy_import import lazy
 
 if TYPE_CHECKING:
     from footplate.data.loader import Loader as Loader
+    from footplate.data.mixing.loader import MixedLoader as MixedLoader
     from footplate.data.packing.attention import block_mask as block_mask
     from footplate.data.packing.attention import cumulative_lengths as cumulative_lengths
     from footplate.data.packing.attention import document_mask as document_mask
@@ -43,6 +46,7 @@ _HOMES = {
     "FileCache": "footplate.data.remote.file_cache",
     "Table": "footplate.data.table",
     "Loader": "footplate.data.loader",
+    "MixedLoader": "footplate.data.mixing.loader",
     "PackedTable": "footplate.data.packing.table",
     "Prefetcher": "footplate.data.pipeline.prefetch",
     "block_mask": "footplate.data.packing.attention",
@@ -55,6 +59,7 @@ __all__ = [
     "DecodedCache",
     "FileCache",
     "Loader",
+    "MixedLoader",
     "PackedTable",
     "Prefetcher",
     "Table",

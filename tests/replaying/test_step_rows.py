@@ -265,3 +265,67 @@ def test_the_command_shows_sequences_and_tokens(tmp_path, capsys):
         ("1", "0 to 4"),
         ("2", "0 to 1"),
     ]
+
+
+SCHEDULE = {0: {"a": 3, "b": 1}, 5: {"a": 1, "b": 1}}
+
+
+def mixture(tmp_path, batch_size=8):
+    """A loader of two tables with a schedule, whose files hold the rows of `Seeing`."""
+    for name, start, stop in (("a", 0, 90), ("b", 100, 140)):
+        if not (tmp_path / f"{name}.parquet").exists():
+            pq.write_table(rows(start, stop), tmp_path / f"{name}.parquet", row_group_size=25)
+    tables = {name: fp.Table(tmp_path / f"{name}.parquet") for name in "ab"}
+    return fp.MixedLoader(tables, batch_size, weights=SCHEDULE, shuffle=True, seed=5)
+
+
+def test_rows_of_a_mixture_are_named_after_an_interruption(tmp_path):
+    module = seeing()
+    for stop in (4, 17, -1):
+        attempt = seeing()
+        attempt.ids = module.ids
+        trainer(tmp_path / "run", max_steps=stop).fit(attempt, mixture(tmp_path), ckpt_path="last")
+        module = attempt
+    uninterrupted = seeing()
+    trainer(tmp_path / "whole").fit(uninterrupted, mixture(tmp_path))
+    assert module.ids == uninterrupted.ids
+    check(tmp_path / "run", module)
+    assert {(row.loader, Path(row.file).name) for row in fp.rows(tmp_path / "run", 1).rows} == {
+        (0, "a.parquet"),
+        (1, "b.parquet"),
+    }
+
+
+def test_rows_of_a_mixture_beside_another_loader_are_named(tmp_path):
+    pq.write_table(rows(200, 260), tmp_path / "c.parquet")
+
+    class Both(Seeing):
+        def training_step(self, batch, batch_idx):
+            joined = {name: np.concatenate([part[name] for part in batch]) for name in ("id", "a", "b")}
+            return super().training_step(next(iter(fp.Loader(fp.Table(joined), 99))), batch_idx)
+
+    module = Both()
+    loaders = [fp.Loader(fp.Table(tmp_path / "c.parquet"), 8, shuffle=True), mixture(tmp_path)]
+    trainer(tmp_path / "run").fit(module, fp.CombinedLoader(loaders, "max_size_cycle"))
+    check(tmp_path / "run", module)
+    assert {row.loader for row in fp.rows(tmp_path / "run", 1).rows} == {0, 1, 2}
+
+
+def test_tables_of_a_mixture_in_memory_are_passed_by_name(tmp_path):
+    tables = {"a": fp.Table(columns(0, 40)), "b": fp.Table(columns(100, 120))}
+    module = seeing()
+    loader = fp.MixedLoader(tables, 8, weights={"a": 1, "b": 1})
+    trainer(tmp_path / "run", max_epochs=1).fit(module, loader)
+    with pytest.raises(fp.ConfigError, match=r"was in memory.*table=\{'a': table, …\}"):
+        fp.rows(tmp_path / "run", 1)
+    assert [row.row for row in fp.rows(tmp_path / "run", 1, tables).rows] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_ranks_of_a_mixture_have_their_rows(tmp_path):
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    trainer(tmp_path / "run", devices=2, max_epochs=1).fit(seeing(directory=seen), mixture(tmp_path, 4))
+    noted = [[json.loads(line) for line in (seen / f"rank-{rank}").read_text().splitlines()] for rank in range(2)]
+    assert len(noted[0]) == len(noted[1]) > 5
+    for step in range(1, len(noted[0]) + 1):
+        assert ids_named(tmp_path / "run", step) == {rank: noted[rank][step - 1]["ids"] for rank in range(2)}

@@ -123,8 +123,13 @@ class BatchBuilder:
         self._with_rng = spec.transform is not None and takes_rng(spec.transform)
 
     def begin(self, slices: list[WindowSlice], windows: dict[int, Window]) -> PendingBatch:
-        """Collate a batch's columns, and hand its images and rows to the decoders."""
+        """Collate a batch's columns, and hand its images and rows to the decoders.
+
+        Without slices, the batch is empty: a table of a mixture may have no row in it.
+        """
         batch = PendingBatch({}, slices, windows, _null_rows(slices, windows))
+        if not slices:
+            return batch
         for columns in self._spec.read.columns:
             batch.values.update(columns.collate(block_slices(columns.names[0], slices, windows), self._buffers))
         if self._spec.transform is None and not self._spec.read.images:
