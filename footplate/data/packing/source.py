@@ -224,17 +224,24 @@ class _Lists:
 
 def _packed(lists: _Lists, plan: PackPlan) -> pa.Array:
     """Return the pieces of each sequence, an Arrow array of lists of lists."""
-    # Pieces are slices of documents, so the pieces and the gaps between them, in their order, are lists of all items.
     begins = lists.starts[plan.document] + plan.start
-    in_order = np.argsort(begins, kind="stable")
-    edges = np.stack([begins[in_order], begins[in_order] + plan.length[in_order]], axis=1).reshape(-1)
-    slices = pa.LargeListArray.from_arrays(indices(np.append(edges, edges[-1:] if len(edges) else 0)), lists.items)
-
-    # number: (pieces,), the number of each piece among these lists
-    number = np.empty(len(begins), np.int64)
-    number[in_order] = 2 * np.arange(len(begins))
-    pieces = slices.take(indices(number)).cast(pa.list_(lists.items.type))
+    # offsets: (pieces + 1,), where each piece begins among all tokens
+    offsets = indices(np.concatenate([[0], np.cumsum(plan.length)])).cast(pa.int32())
+    pieces = pa.ListArray.from_arrays(offsets, _gathered(lists.items, begins, plan.length))
     return pa.ListArray.from_arrays(indices(plan.first_piece).cast(pa.int32()), pieces)
+
+
+def _gathered(items: pa.Array, begins: np.ndarray, lengths: np.ndarray) -> pa.Array:
+    """Return some slices of an array, one after another."""
+    if items.null_count or pt.is_boolean(items.type):
+        number = np.repeat(begins - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+        return items.take(indices(number))
+
+    # This copies slice by slice, where `take` would go from item to item.
+    values = np.frombuffer(items.buffers()[1] or b"", np.dtype(f"u{items.type.bit_width // 8}"))[items.offset :]
+    spans = zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
+    gathered = np.concatenate([values[:0], *(values[begin:end] for begin, end in spans)])
+    return pa.Array.from_buffers(items.type, len(gathered), [None, pa.py_buffer(gathered)])
 
 
 def _list_type(documents: Table, field: pa.Field) -> pa.DataType:

@@ -83,13 +83,18 @@ class PackedColumns(Columns):
         """Return padded tensors, and the ids of documents and positions."""
         rows = sum(stop - start for _, start, stop in slices)
         shape = rows, self.packing.sequence_length
+        kinds = [items[0].dtype for items in slices[0][0].items]
+        integers = [name for name, kind in zip(self.names, kinds, strict=True) if kind.kind in "iu"]
+
+        # All integers share one array, as other columns of one type do.
+        shared = buffers.tensor((len(integers) + len(ID_COLUMNS), *shape), np.int64)
+        tensors = dict(zip((*integers, *ID_COLUMNS), shared.unbind(), strict=True))
         batch: dict[str, torch.Tensor] = {}
-        for number, name in enumerate(self.names):
-            dtype = slices[0][0].items[number][0].dtype
-            batch[name] = buffers.tensor(shape, np.int64 if dtype.kind in "iu" else dtype)
+        for number, (name, kind) in enumerate(zip(self.names, kinds, strict=True)):
+            batch[name] = tensors[name] if name in tensors else buffers.tensor(shape, kind)
             self._fill(number, slices, batch[name].numpy(), self.packing.padding_value[name])
 
-        batch |= {name: buffers.tensor(shape, np.int64) for name in ID_COLUMNS}
+        batch |= {name: tensors[name] for name in ID_COLUMNS}
         document_ids, position_ids = (batch[name].numpy() for name in ID_COLUMNS)
         first = 0
         for sequences, start, stop in slices:
