@@ -16,6 +16,9 @@ from footplate.core.errors import CheckpointError, ConfigError, DataError
 from footplate.data import Loader, MixedLoader, Table
 from footplate.data.adapters.adapt import adapt
 from footplate.data.adapters.rank_shares import even, shared_content
+from footplate.data.order.mixed_table import most_streams
+from footplate.data.order.mixing import parse_weights
+from footplate.data.order.stream_sizes import choose_streams
 from footplate.distributed.world import World
 
 from .conftest import png
@@ -146,6 +149,16 @@ def test_tables_in_streams_and_small_windows_are_mixed_as_well(tmp_path: Path) -
     shares = [ids(loader(rank, 4)) for rank in range(4)]
     for batch, parts in zip(alone, zip(*shares, strict=True), strict=True):
         assert sorted(number for part in parts for number in part) == sorted(batch)
+
+
+def test_tables_share_the_memory_of_one_and_a_batch_has_a_row_of_each_stream() -> None:
+    groups = [4 * 2**20] * 700
+    assert choose_streams(groups) == (64, 1)
+    assert choose_streams(groups, most_streams=20, tables=4) == (16, 1)
+    assert choose_streams(groups, most_streams=1, tables=4) == (1, 8)
+    phases = parse_weights({0: {"a": 9, "b": 1}, 7: {"a": 1, "b": 0}}, ["a", "b"])
+    assert [most_streams(phases, table, 64) for table in (0, 1)] == [57, 6]
+    assert most_streams(phases, 1, 4) == 1
 
 
 def test_packed_tables_are_mixed() -> None:

@@ -24,7 +24,7 @@ from footplate.data.loader import choose_prefetch
 from footplate.data.mixing.matching import check_shapes, check_tables
 from footplate.data.mixing.pipeline import MixedPipeline
 from footplate.data.order.mixed_epoch import MixedEpoch, MixedOrder
-from footplate.data.order.mixed_table import fitting_streams
+from footplate.data.order.mixed_table import most_streams
 from footplate.data.order.mixing import Mode, parse_weights
 from footplate.data.order.stream_sizes import choose_streams
 from footplate.data.pipeline.batch_pipeline import BatchPipeline
@@ -172,8 +172,10 @@ class MixedLoader(BatchLoader):
         """Choose the number of streams of a table, and how many row groups a window gathers."""
         table = list(self.tables.values())[number]
         group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
-        streams, window = choose_streams(group_bytes, table.in_memory) if self.shuffle else (1, 1)
-        return fitting_streams(streams, self._phases, number, self.global_batch_size), window
+        if not self.shuffle:
+            return 1, 1
+        most = most_streams(self._phases, number, self.global_batch_size)
+        return choose_streams(group_bytes, table.in_memory, most, len(self.tables))
 
     def _plan(self, epoch: int) -> MixedEpoch:
         return MixedEpoch(self._rows, list(self.tables), self._order, epoch)

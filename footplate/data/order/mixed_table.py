@@ -4,7 +4,7 @@
 the next pass. A pass has the order of an epoch of the table alone (`plan.py`), in batches of one row from each stream.
 
 The rows of a batch are laid out stream by stream, and a rank takes a slice of them. So a rank reads about the same streams
-in each batch, if a batch has at least one row from each stream. `fitting_streams` chooses their number accordingly.
+in each batch, if a batch has at least one row from each stream. `most_streams` limits their number accordingly.
 """
 
 from __future__ import annotations
@@ -120,17 +120,16 @@ class MixedTable:
         return self._batches if batch is None else batch
 
 
-def fitting_streams(streams: int, phases: Sequence[Phase], table: int, batch_size: int) -> int:
-    """Return the number of streams of a table in a mixture: a power of two, so that a batch has a row from each.
+def most_streams(phases: Sequence[Phase], table: int, batch_size: int) -> int:
+    """Return how many streams a table may have, so that a batch has a row from each; at least 1.
 
     Args:
-        streams: the number of streams of the table alone.
         phases: the schedule.
         table: the number of the table.
         batch_size: rows of a global batch.
     """
     least = min((phase.weights[table] for phase in phases if phase.weights[table]), default=0.0)
-    return 1 << (max(1, min(streams, int(least * batch_size))).bit_length() - 1)
+    return max(1, int(least * batch_size))
 
 
 def _numbered(number: int, window: int) -> int:
