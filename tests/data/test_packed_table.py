@@ -49,6 +49,10 @@ def unpacked(batch: dict[str, torch.Tensor], column: str = "tokens") -> list[lis
     return pieces
 
 
+def pieces_of(table: PackedTable, unit: int) -> list[list[int]]:
+    return [piece for sequence in table.read_group(unit)["tokens"].to_pylist() for piece in sequence]
+
+
 def cut(texts: list[list[int]]) -> list[list[int]]:
     """The pieces of documents, in the order of the table."""
     return [text[start : start + SIZE] for text in texts for start in range(0, len(text), SIZE)]
@@ -211,6 +215,24 @@ def test_wrong_counts_in_a_cache_are_an_error(parquet: str, tmp_path: Path) -> N
     np.save(file, np.load(file) + 1)
     with pytest.raises(DataError, match=r"make \d+ sequences, and made \d+ when they were counted.*empty cache="):
         list(Loader(Table(parquet).pack(SIZE, cache=tmp_path), 8))
+
+
+def test_a_damaged_cache_is_written_again(parquet: str, tmp_path: Path) -> None:
+    counted = Table(parquet).pack(SIZE, cache=tmp_path).num_rows
+    (file,) = tmp_path.glob("sequences-*.npy")
+    for damaged in (file.read_bytes()[:-5], b""):
+        file.write_bytes(damaged)
+        assert Table(parquet).pack(SIZE, cache=tmp_path).num_rows == counted
+        assert np.load(file).sum() == counted
+
+
+def test_row_groups_without_selected_documents_are_packed_as_nothing(tmp_path: Path) -> None:
+    rows = columns(documents(100)).append_column("id", pa.array(range(100)))
+    pq.write_table(rows, tmp_path / "documents.parquet", row_group_size=10)
+    for condition, first in ((("id", ">=", 95), 95), (("id", "<", 0), 100)):
+        table = Table(tmp_path / "documents.parquet", columns=["tokens"], filter=[condition]).pack(SIZE)
+        expected = sorted(cut(documents(100)[first:]))
+        assert sorted(piece for unit in range(len(table.row_groups)) for piece in pieces_of(table, unit)) == expected
 
 
 def test_other_documents_have_counts_of_their_own_in_a_cache(parquet: str, tmp_path: Path) -> None:

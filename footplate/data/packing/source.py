@@ -108,8 +108,9 @@ class PackedSource:
     def counts(self) -> np.ndarray:
         """The number of sequences of each unit, (units,) int64. The first call reads the lengths of all documents."""
         file = None if self._cache is None else Path(self._cache) / f"{self._key}.npy"
-        if file is not None and file.exists():
-            return np.load(file)
+        kept = None if file is None else _kept(file)
+        if kept is not None:
+            return kept
         with ThreadPoolExecutor(_READERS, "footplate-pack") as pool:
             plans = pool.map(self.plan, range(len(self._unit_bytes)))
             counts = np.array([plan.num_sequences for plan in plans], np.int64)
@@ -260,6 +261,14 @@ def _list_type(documents: Table, field: pa.Field) -> pa.DataType:
         f"{documents.uri}: column {field.name!r} is {field.type}, and only lists of numbers are packed. Choose the "
         "columns of tokens with columns=[…]."
     )
+
+
+def _kept(file: Path) -> np.ndarray | None:
+    """Return the counts in a cache; None if there are none, or the file is damaged."""
+    try:
+        return np.load(file)
+    except (OSError, ValueError, EOFError):
+        return None
 
 
 def _keep(file: Path, counts: np.ndarray) -> None:
