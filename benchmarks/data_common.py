@@ -216,6 +216,7 @@ def report(
     ratios: dict[str, Ratio | None],
     machine: dict[str, object],
     path: Path | None,
+    columns: dict[str, str] = COLUMNS,
 ) -> None:
     """Print the tables, and write the JSON.
 
@@ -226,16 +227,17 @@ def report(
         ratios: by name; None values are left out.
         machine: from `common.machine()`.
         path: the JSON's file.
+        columns: the heading of each figure.
     """
     rows = [
         {"name": f"{kind}: {loader}", "kind": kind, "loader": loader}
-        | {figure: median(runs, figure) for figure in (*COLUMNS, "rows")}
+        | {figure: median(runs, figure) for figure in (*columns, "rows")}
         | {"rounds": runs}
         for kind, rounds in results.items()
         for loader, runs in rounds.items()
     ]
     spreads = {name: spread for name, spread in ratios.items() if spread is not None}
-    common.report(benchmark, title, COLUMNS, rows, spreads, {}, machine, PACKAGES, path)
+    common.report(benchmark, title, columns, rows, spreads, {}, machine, PACKAGES, path)
 
 
 @contextmanager

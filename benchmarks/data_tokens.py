@@ -35,6 +35,13 @@ PEERS = [
 
 def make(directory: Path, rows: int) -> None:
     """Write the Parquet files, and the same rows in the peers' formats."""
+    make_parquet(directory, rows)
+    data_common.peers_formats(directory, {"hf": "data", "lance": "lake"})
+    (directory / "complete").touch()
+
+
+def make_parquet(directory: Path, rows: int) -> None:
+    """Write the Parquet files."""
     rng = np.random.default_rng(0)
     (directory / "parquet").mkdir()
     for number in range(FILES):
@@ -43,8 +50,6 @@ def make(directory: Path, rows: int) -> None:
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         table = pa.table({"tokens": pa.ListArray.from_arrays(offsets, tokens)})
         pq.write_table(table, directory / "parquet" / f"{number:03}.parquet", row_group_size=ROWS_PER_GROUP)
-    data_common.peers_formats(directory, {"hf": "data", "lance": "lake"})
-    (directory / "complete").touch()
 
 
 def main() -> None:

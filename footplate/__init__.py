@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from footplate.core.rng import seed_everything as seed_everything
     from footplate.data.adapters.combined import CombinedLoader as CombinedLoader
     from footplate.data.loader import Loader as Loader
+    from footplate.data.mixing.loader import MixedLoader as MixedLoader
     from footplate.data.table import Table as Table
     from footplate.distributed.fsdp_options import FSDPStrategy as FSDPStrategy
     from footplate.hardware.base import Accelerator as Accelerator
@@ -95,6 +96,7 @@ _HOMES = {
     "Logger": "footplate.tracking.base",
     "MLflow": "footplate.tracking.mlflow",
     "MissingExtra": "footplate.core.errors",
+    "MixedLoader": "footplate.data.mixing.loader",
     "ModelCheckpoint": "footplate.callbacks.model_checkpoint",
     "ModelSummary": "footplate.callbacks.summary",
     "Module": "footplate.training.module",

@@ -305,6 +305,18 @@ def test_ratios_of_pieces_are_over_the_rounds_that_both_had():
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_packing_counts_tokens_and_padding(tmp_path: Path):
+    found, printed = quick_run("packing", tmp_path / "packing.json", "--rows", "4000", "--only", "footplate", "limit")
+    assert set(found["ratios"]) == {"vs_limit"}
+    rows = {row["loader"]: row for row in found["rows"]}
+    footplate, limit = rows["footplate"], rows["limit: read only"]
+    # Tokens without padding: the same for both.
+    assert footplate["rows"] / footplate["rounds"][0]["passes"] == limit["rows"] / limit["rounds"][0]["passes"]
+    assert 0 < footplate["padding"] < 0.02
+    assert "padding share" in printed
+
+
+@pytest.mark.slow
 def test_a_data_benchmark_is_taken_in_pieces_that_add_up(tmp_path: Path):
     file = tmp_path / "tabular.json"
     kept = ["--data", str(tmp_path), "--rows", "100000"]

@@ -11,6 +11,8 @@ mkdir -p "$target/torch"
 for name in torch torchgen functorch sympy mpmath networkx jinja2 markupsafe fsspec filelock typing_extensions.py isympy.py; do
   if [ -e "$site/$name" ]; then ln -sfn "$site/$name" "$target/torch/$name"; fi
 done
+# transformers reads torch's version from there.
+ln -sfn "$site"/torch-*.dist-info "$target/torch/"
 
 make_env() { # name, packages…
   local name=$1; shift
@@ -30,6 +32,9 @@ mkdir -p "$stub/transforms"
 echo "class VisionDataset: pass" > "$stub/datasets.py"
 touch "$stub/__init__.py" "$stub/transforms/__init__.py"
 echo "def to_tensor(image): raise NotImplementedError" > "$stub/transforms/functional.py"
+# transformers would take the stub for torchvision, so TRL has an environment of its own.
+make_env trl "numpy>=2" psutil pyarrow datasets transformers
+"$target/trl/bin/pip" install --quiet --no-deps trl accelerate
 make_env petastorm "numpy==1.26.4" psutil "pyarrow==14.0.2" "pandas==2.1.4" "opencv-python-headless==4.10.0.84" \
   "setuptools<70" pillow dill diskcache packaging pyzmq fsspec "pyspark==3.5.1" six future
 "$target/petastorm/bin/pip" install --quiet --no-deps petastorm==0.13.1

@@ -11,6 +11,7 @@ import tarfile
 from pathlib import Path
 
 ROWS_PER_SHARD = 1000
+SEQUENCE_LENGTH = 2048
 
 
 def row(file):
@@ -41,6 +42,48 @@ def write_litdata(directory, files):
     import litdata
 
     litdata.optimize(fn=row, inputs=files, output_dir=str(directory / "litdata"), chunk_bytes="64MB", num_workers=1)
+
+
+def documents(path):
+    import pyarrow.parquet as pq
+
+    for row in pq.read_table(path)["tokens"]:
+        yield row.values.to_numpy()
+
+
+def tensors(path):
+    import torch
+
+    for tokens in documents(path):
+        yield torch.from_numpy(tokens.copy())
+
+
+def write_litdata_tokens(directory, files):
+    """All tokens one after another, which LitData's loader of tokens cuts into sequences."""
+    import litdata
+
+    paths = sorted(str(path) for path in directory.glob("parquet/*.parquet"))
+    target, loader = str(directory / "litdata_tokens"), litdata.TokensLoader(block_size=SEQUENCE_LENGTH)
+    litdata.optimize(
+        fn=tensors,
+        inputs=paths,
+        output_dir=target,
+        chunk_size=SEQUENCE_LENGTH * 8192,
+        num_workers=1,
+        item_loader=loader,
+    )
+
+
+def write_mds_tokens(directory, files):
+    """All tokens one after another, cut into sequences, as Mosaic's own scripts write them."""
+    import numpy as np
+    from streaming import MDSWriter
+
+    paths = sorted(directory.glob("parquet/*.parquet"))
+    tokens = np.concatenate([tokens for path in paths for tokens in documents(path)])
+    with MDSWriter(out=str(directory / "mds_tokens"), columns={"tokens": f"ndarray:int32:{SEQUENCE_LENGTH}"}) as out:
+        for row in tokens[: len(tokens) // SEQUENCE_LENGTH * SEQUENCE_LENGTH].reshape(-1, SEQUENCE_LENGTH):
+            out.write({"tokens": row})
 
 
 def write_hf(directory, files):

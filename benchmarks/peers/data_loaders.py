@@ -27,6 +27,7 @@ ROOT = str(Path(__file__).parents[2])
 sys.path.insert(0, ROOT)
 
 SIZE = 224
+SEQUENCE_LENGTH = 2048
 IMPORTS = {
     "footplate": ("footplate.data.loader", "footplate.data.sources.opening", "deltalake", "cv2"),
     "torch": ("cv2", "torch.utils.data"),
@@ -34,6 +35,7 @@ IMPORTS = {
     "litdata": ("cv2", "litdata"),
     "mosaicml": ("cv2", "streaming"),
     "hf": ("cv2", "datasets"),
+    "trl": ("datasets", "trl.data_utils"),
     "lance": ("cv2", "lance"),
     "ray": ("cv2", "ray.data"),
     "daft": ("cv2", "daft"),
@@ -368,6 +370,62 @@ def _pad(rows):
     return {"tokens": torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True), "tokens_length": lengths}
 
 
+def packed_footplate(directory, batch, workers):
+    from footplate.data import Loader, Table
+
+    table = Table(f"{directory}/parquet").pack(SEQUENCE_LENGTH)
+    for yielded in Loader(table, batch, shuffle=True, num_threads=workers or 1):
+        yield {**yielded, "num_tokens": int((yielded["document_ids"] > 0).sum())}
+
+
+def packed_trl(directory, batch, workers):
+    """TRL packs the whole data set before the first batch. Best fit, as Footplate does. Its caches are off."""
+    import datasets
+    from trl.data_utils import pack_dataset
+
+    datasets.disable_progress_bars()
+    datasets.disable_caching()
+    files = _found(directory, "parquet/*.parquet")
+    data = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=f"{directory}/hf")
+    data = pack_dataset(data, SEQUENCE_LENGTH, "bfd_split", {"num_proc": workers or None})
+    return _loader(data.with_format("torch"), batch, workers, shuffle=True, collate_fn=_pad_packed)
+
+
+def _pad_packed(rows):
+    """Pad packed sequences, with the same ids as Footplate's."""
+    shape = len(rows), SEQUENCE_LENGTH
+    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("tokens", "document_ids", "position_ids")}
+    for number, row in enumerate(rows):
+        length, lengths = len(row["tokens"]), row["seq_lengths"]
+        batch["tokens"][number, :length] = row["tokens"]
+        batch["document_ids"][number, :length] = torch.repeat_interleave(torch.arange(1, len(lengths) + 1), lengths)
+        starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
+        batch["position_ids"][number, :length] = torch.arange(length) - starts
+    return {**batch, "num_tokens": sum(len(row["tokens"]) for row in rows)}
+
+
+def packed_litdata(directory, batch, workers):
+    """Tokens one after another, without boundaries of documents, from LitData's own format."""
+    import litdata
+
+    loader = litdata.TokensLoader(block_size=SEQUENCE_LENGTH)
+    data = litdata.StreamingDataset(f"{directory}/litdata_tokens", item_loader=loader, shuffle=True)
+    options = {"prefetch_factor": 4} if workers else {}
+    for tokens in litdata.StreamingDataLoader(data, batch_size=batch, num_workers=workers, **options):
+        yield {"tokens": tokens.long(), "num_tokens": tokens.numel()}
+
+
+def packed_mosaicml(directory, batch, workers):
+    """Sequences of tokens one after another, without boundaries of documents, from Mosaic's own format."""
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()
+    data = StreamingDataset(local=f"{directory}/mds_tokens", shuffle=True, batch_size=batch)
+    for yielded in _loader(data, batch, workers):
+        yield {"tokens": yielded["tokens"].long(), "num_tokens": yielded["tokens"].numel()}
+
+
 def image_limit(directory, batch, workers):
     """No loader: encoded images are in memory, and all cores decode them into reused memory."""
     from concurrent.futures import ThreadPoolExecutor
@@ -435,6 +493,21 @@ def tabular_floor(directory, batch, workers):
 tokens_limit = tabular_limit
 
 
+def packed_limit(directory, batch, workers):
+    """No loader: all cores read row groups into Arrow."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import pyarrow.parquet as pq
+
+    files = _found(directory, "parquet/*.parquet")
+    groups = [(path, index) for path in files for index in range(pq.ParquetFile(path).num_row_groups)]
+    read = lambda group: pq.ParquetFile(group[0]).read_row_group(group[1], use_threads=False)  # noqa: E731
+    with ThreadPoolExecutor(workers or 1) as pool:
+        for table in pool.map(read, groups):
+            tokens = sum(len(chunk.values) for chunk in table["tokens"].chunks)
+            yield {"tokens": torch.empty(1, tokens), "num_tokens": tokens}
+
+
 class Peak(threading.Thread):
     """Peak memory of this process and its children (proportional set size where the system has it)."""
 
@@ -470,6 +543,13 @@ def cpu_seconds():
     return seconds
 
 
+def _count(batch):
+    """The rows of a batch; the tokens of one that counts them."""
+    return (
+        batch["num_tokens"] if "num_tokens" in batch else len(batch["label"] if "label" in batch else batch["tokens"])
+    )
+
+
 def measure(name, directory, batch, workers, least_seconds):
     """Run one loader. Return its figures."""
     torch.set_num_threads(1)
@@ -480,13 +560,14 @@ def measure(name, directory, batch, workers, least_seconds):
     peak = Peak()
     peak.start()
     cpu, start = cpu_seconds(), time.perf_counter()
-    rows = steady_rows = passes = 0
+    rows = steady_rows = passes = places = 0
     seconds = steady_seconds = used = first = 0.0
     while seconds < least_seconds or not passes:
         began, first_rows, first_at = time.perf_counter(), 0, 0.0
         looked = began
         for yielded in make(directory, batch, workers):
-            count = len(yielded["label"] if "label" in yielded else yielded["tokens"])
+            count = _count(yielded)
+            places += yielded["tokens"].numel() if "num_tokens" in yielded else 0
             now = time.perf_counter()
             if not first_at:
                 first_at, first_rows = now, count
@@ -510,6 +591,7 @@ def measure(name, directory, batch, workers, least_seconds):
         "first_batch_s": first,
         "rows_per_cpu_s": rows / used,
         "peak_mb": (peak.bytes or before_bytes) / 2**20,
+        **({"padding": 1 - rows / places} if places else {}),
     }
 
 

@@ -59,14 +59,17 @@ def render(found: StepRows) -> RenderableType:
 
     tables = {row.loader: (row.table, row.version) for row in found.rows}
     several_loaders = len(tables) > 1
-    names = ["rank", "batch", *(["loader"] if several_loaders else [])]
-    numbers = [Column(name, justify="right", no_wrap=True) for name in ("row group", "row", "row in file")]
+    is_packed = any(row.sequence is not None for row in found.rows)
+    names = ["rank", "batch", *(["loader"] if several_loaders else []), *(["sequence"] if is_packed else [])]
+    headings = ("row group", "row", "row in file", *(["tokens"] if is_packed else []))
+    numbers = [Column(name, justify="right", no_wrap=True) for name in headings]
     grid = Grid(*names, Column("file", overflow="fold"), *numbers, box=box.SIMPLE_HEAD)
     folder = _folder_of(found.rows)
     for row in found.rows:
         loader = [str(row.loader)] if several_loaders else []
-        place = (row.file.removeprefix(folder), str(row.row_group), str(row.row), str(row.row_in_file))
-        grid.add_row(*map(Text, (str(row.rank), str(row.batch), *loader, *place)))
+        place = [row.file.removeprefix(folder), str(row.row_group), str(row.row), str(row.row_in_file)]
+        sequence, tokens = _packed_cells(row) if is_packed else ([], [])
+        grid.add_row(*map(Text, (str(row.rank), str(row.batch), *loader, *sequence, *place, *tokens)))
 
     first, last = found.batches[0], found.batches[-1]
     batches = f"batch {first}" if first == last else f"batches {first} to {last}"
@@ -81,6 +84,11 @@ def render(found: StepRows) -> RenderableType:
         lines.append(f"{which}: {table}" + ("" if version is None else f", version {version}"))
     lines += [f"files in {folder}"] if folder else []
     return Group(*map(Text, lines), grid, *([Text(planned)] if found.planned else []))
+
+
+def _packed_cells(row: Row) -> tuple[list[str], list[str]]:
+    """Return the cells of a packed document: its sequence, and its tokens there. They are empty for any other row."""
+    return ([""], [""]) if row.sequence is None else ([str(row.sequence)], [f"{row.start} to {row.stop}"])
 
 
 def _folder_of(rows: Sequence[Row]) -> str:

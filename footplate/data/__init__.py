@@ -12,8 +12,11 @@ The parts, from the file to the batch:
     table.py     selected rows, pinned to one version of a source
     digest.py    digests of rows, for caches, resuming and checks between ranks
     order/       the order of rows, as pure functions
+    packing/     documents in sequences of a fixed length, and their attention
     pipeline/    windows in memory, decoding, collating, prefetching
-    loader.py    batches for one rank, and the position that a checkpoint keeps
+    batch_loader.py  the position that a checkpoint keeps
+    loader.py    batches of a table for one rank
+    mixing/      batches of several tables, by weights
     adapters/    loaders of other libraries, made resumable
 
 Importing this package imports none of the parts. A name is loaded when it is first used.
@@ -27,6 +30,12 @@ from footplate.core.lazy_import import lazy
 
 if TYPE_CHECKING:
     from footplate.data.loader import Loader as Loader
+    from footplate.data.mixing.loader import MixedLoader as MixedLoader
+    from footplate.data.packing.attention import block_mask as block_mask
+    from footplate.data.packing.attention import cumulative_lengths as cumulative_lengths
+    from footplate.data.packing.attention import document_mask as document_mask
+    from footplate.data.packing.attention import next_token_targets as next_token_targets
+    from footplate.data.packing.table import PackedTable as PackedTable
     from footplate.data.pipeline.decoded_cache import DecodedCache as DecodedCache
     from footplate.data.pipeline.prefetch import Prefetcher as Prefetcher
     from footplate.data.remote.file_cache import FileCache as FileCache
@@ -37,9 +46,27 @@ _HOMES = {
     "FileCache": "footplate.data.remote.file_cache",
     "Table": "footplate.data.table",
     "Loader": "footplate.data.loader",
+    "MixedLoader": "footplate.data.mixing.loader",
+    "PackedTable": "footplate.data.packing.table",
     "Prefetcher": "footplate.data.pipeline.prefetch",
+    "block_mask": "footplate.data.packing.attention",
+    "cumulative_lengths": "footplate.data.packing.attention",
+    "document_mask": "footplate.data.packing.attention",
+    "next_token_targets": "footplate.data.packing.attention",
 }
 
-__all__ = ["DecodedCache", "FileCache", "Loader", "Prefetcher", "Table"]
+__all__ = [
+    "DecodedCache",
+    "FileCache",
+    "Loader",
+    "MixedLoader",
+    "PackedTable",
+    "Prefetcher",
+    "Table",
+    "block_mask",
+    "cumulative_lengths",
+    "document_mask",
+    "next_token_targets",
+]
 
 __getattr__ = lazy(__name__, _HOMES)

@@ -98,7 +98,10 @@ class Digest:
         if before.kind != self.kind:
             return f"Give the {before.kind} source that the run began with, or begin a new run."
         if before.content == self.content:
-            return "The table is the same, but other rows of it are selected: use the same filter and split to resume."
+            return (
+                "The table is the same, but other rows of it are selected: use the same filter, split and packing to "
+                "resume."
+            )
         if before.version is not None:
             return (
                 f"Open that table at that version (Table(…, version={before.version})) to resume, or begin a new run."

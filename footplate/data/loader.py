@@ -13,20 +13,20 @@ another number of ranks.
 
 from __future__ import annotations
 
-import copy
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from footplate.core.errors import CheckpointError, ConfigError, DataError
+from footplate.data.batch_loader import BatchLoader, available_cores, check_count
 from footplate.data.order.plan import Epoch, Order
 from footplate.data.order.stream_sizes import choose_streams, choose_window_rows
-from footplate.data.pipeline.batch_builder import Busy
+from footplate.data.packing.table import PackedTable
 from footplate.data.pipeline.batch_pipeline import BatchPipeline
-from footplate.data.pipeline.batch_spec import make_batch_spec
+from footplate.data.pipeline.batch_spec import BatchSpec, make_batch_spec
 from footplate.data.pipeline.decoded_cache import CachedImages, DecodedCache
 from footplate.data.pipeline.images import ImageMode, parse_size
 from footplate.data.pipeline.row_transform import Transform, takes_rng
@@ -40,7 +40,7 @@ _PENDING_ROWS = 64
 _PENDING_BYTES = 64 * 2**20
 
 
-class Loader:
+class Loader(BatchLoader):
     """Batches of a table, as dicts of column to tensor. `footplate.data.pipeline.columns` shows what each type becomes.
 
     The order is a pure function of the table, the seed, the epoch and the global batch (`footplate.data.order.plan`).
@@ -94,19 +94,13 @@ class Loader:
         pin_memory: bool | None = None,
         cache: DecodedCache | str | os.PathLike[str] | None = None,
     ) -> None:
-        _check(table, batch_size, seed, transform, on_error)
+        super().__init__(batch_size, world, pin_memory, num_threads, prefetch)
+        _check(table, seed, transform, on_error)
         self.table = table
-        self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
-        self.pin_memory = pin_memory
-        self.skipped = 0
-        self.busy = Busy()
-        self._world = world
-        self._num_threads = None if num_threads == "auto" else _check_count("num_threads", num_threads)
-        self._prefetch = None if prefetch == "auto" else _check_count("prefetch", prefetch)
-        self._num_workers = _check_count("num_workers", num_workers, least=0)
+        self._num_workers = check_count("num_workers", num_workers, least=0)
         if num_workers and transform is None:
             raise ConfigError(
                 f"num_workers={num_workers}: worker processes call transform=, and there is no transform. Decoding uses "
@@ -125,30 +119,6 @@ class Loader:
             raise ConfigError("cache= keeps images of one size: give image_size= too.")
         self._caches: dict[str, CachedImages] | None = None
         self._workers: RowWorkers | None = None
-        self._global_batch_size: int | None = None
-        self._epoch = 0
-        self._batch = 0
-        # True after `load_state_dict`, and after `set_epoch`, until the next iteration.
-        self._restored = self._epoch_is_set = False
-
-    @property
-    def world(self) -> World:
-        """Rank and world size of this process. It may be set before iterating."""
-        return World.present() if self._world is None else self._world
-
-    @world.setter
-    def world(self, world: World) -> None:
-        self._world = world
-
-    @property
-    def global_batch_size(self) -> int:
-        """Rows of a full batch over all ranks. After resuming on another number of ranks, it is that of the checkpoint."""
-        return self._global_batch_size or self.batch_size * self.world.size
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch, or the next one between two epochs."""
-        return self._epoch
 
     @property
     def padded_columns(self) -> list[str]:
@@ -158,7 +128,7 @@ class Loader:
     @property
     def threads(self) -> int:
         """How many threads decode and transform rows."""
-        return max(self._num_threads or _cores(self.world), self._num_workers)
+        return max(self._num_threads or available_cores(self.world), self._num_workers)
 
     @property
     def decodes(self) -> list[str]:
@@ -180,75 +150,6 @@ class Loader:
             f"{table.num_rows} rows of {table.digest.shared}, {order} by seed {self.seed}, {self.global_batch_size} over "
             f"all ranks at a time [{digest(plan)}]"
         )
-
-    def __len__(self) -> int:
-        """The number of batches of an epoch. It is the same on every rank and at every position."""
-        return self._plan(0).num_batches(self.world.size)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Iterate over the rest of the epoch after `load_state_dict`, else over the whole epoch. The next epoch follows.
-
-        An epoch ends with its last batch, also for a consumer that counts batches and doesn't ask for
-        one more. After a state of that position, the next epoch follows, unless `set_epoch` asks for the ended epoch.
-        """
-        ended = self._batch == self._plan(self._epoch).num_batches()
-        if not self._restored or (ended and not self._epoch_is_set):
-            self._epoch += ended
-            self._batch = 0
-        self._restored = self._epoch_is_set = False
-        return self._iterate()
-
-    def _iterate(self) -> Iterator[dict[str, Any]]:
-        world, epoch = self.world, self._plan(self._epoch)
-        batches = epoch.num_batches(world.size)
-        start = min(self._batch, batches)
-        threads = self.threads
-        prefetch, caches, workers = self._choose_prefetch(threads), self._open_caches(), self._open_workers()
-
-        pipeline = BatchPipeline(
-            self.table,
-            self._spec,
-            epoch,
-            start,
-            world,
-            threads,
-            prefetch,
-            caches,
-            workers,
-            bool(self.pin_memory),
-            self.busy,
-        )
-
-        # Closing the iterator early, or an error, ends the pipeline's threads too.
-        try:
-            for batch, (values, skipped) in enumerate(pipeline.batches(), start):
-                self.skipped += skipped
-                self._batch = epoch.position_after(batch, world.size)
-                yield values
-        finally:
-            pipeline.close()
-        self._epoch, self._batch = epoch.epoch + 1, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch. It begins with its first batch, unless it is the epoch that was just restored."""
-        self._epoch_is_set = True
-        if epoch != self._epoch or not self._restored:
-            self._epoch, self._batch, self._restored = epoch, 0, False
-
-    def beside(self) -> Loader:
-        """Return a loader of the same batches with a position of its own, before the first batch of epoch 0."""
-        other = copy.copy(self)
-        other._epoch, other._batch, other._restored = 0, 0, False
-        other.busy = Busy()
-        return other
-
-    def rank_rows(self, batch: int) -> int:
-        """The number of rows of this rank's share of a batch: its weight in a mean over all ranks."""
-        return self._plan(0).rank_rows(batch, self.world.rank, self.world.size)
-
-    def batch_rows(self, batch: int) -> int:
-        """The number of rows of a batch over all ranks."""
-        return self._plan(0).batch_rows(batch, self.world.size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was handed out. Batches that were made ahead don't count."""
@@ -290,14 +191,7 @@ class Loader:
                     f"other rows. Use {name}={state_dict[name]} to resume."
                 )
 
-        same_batch = own["batch_size"] == state_dict["batch_size"]
-        if not same_batch and self.batch_size * self.world.size != state_dict["global_batch_size"]:
-            raise CheckpointError(
-                f"The checkpoint was made with batch_size={state_dict['batch_size']} (a global batch of "
-                f"{state_dict['global_batch_size']}), not {self.batch_size}, so its position means other rows. Use "
-                f"batch_size={state_dict['batch_size']} to resume."
-            )
-
+        self._check_batch_size(state_dict)
         self._global_batch_size = state_dict["global_batch_size"]
         self._streams, self._window = state_dict["streams"], state_dict["window"]
         self._window_rows = state_dict["window_rows"]
@@ -306,6 +200,30 @@ class Loader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_caches": None, "_workers": None}
+
+    def _plan(self, epoch: int) -> Epoch:
+        windows = self._streams, self._window, self._window_rows
+        order = Order(self.global_batch_size, self.seed, self.shuffle, self.drop_last, *windows)
+        return Epoch(self._rows, order, epoch)
+
+    def _open(self, plan: Epoch, start: int) -> BatchPipeline:
+        threads = self.threads
+        rows_of_rank = max(1, self.global_batch_size // self.world.size)
+        prefetch = self._prefetch or choose_prefetch(self.table, self._spec, rows_of_rank, threads)
+        caches, workers = self._open_caches(), self._open_workers()
+        return BatchPipeline(
+            self.table,
+            self._spec,
+            plan,
+            start,
+            self.world,
+            threads,
+            prefetch,
+            caches,
+            workers,
+            bool(self.pin_memory),
+            self.busy,
+        )
 
     def _open_caches(self) -> dict[str, CachedImages]:
         if self._caches is None:
@@ -326,26 +244,27 @@ class Loader:
             self._workers = RowWorkers(self._spec.transform, self.seed, self._num_workers)
         return self._workers
 
-    def _plan(self, epoch: int) -> Epoch:
-        windows = self._streams, self._window, self._window_rows
-        order = Order(self.global_batch_size, self.seed, self.shuffle, self.drop_last, *windows)
-        return Epoch(self._rows, order, epoch)
 
-    def _choose_prefetch(self, threads: int) -> int:
-        """Return how many batches to make ahead: enough to keep the threads busy, within a limit of memory."""
-        if self._prefetch:
-            return self._prefetch
-        rows_of_rank = max(1, self.global_batch_size // self.world.size)
-        encoded = sum(group.nbytes for group in self.table.row_groups) / self.table.num_rows
-        decoded = sum(math.prod(shape) for shape in self._spec.shapes.values())
-        fitting = _PENDING_BYTES / (rows_of_rank * (1 + encoded + decoded))
-        return int(min(64, max(3, min(fitting, 1 + threads * _PENDING_ROWS // rows_of_rank))))
+def choose_prefetch(table: Table, spec: BatchSpec, rows: int, threads: int) -> int:
+    """Return how many batches to make ahead: enough to keep the threads busy, within a limit of memory.
+
+    Args:
+        table: the rows.
+        spec: what a batch holds.
+        rows: the number of rows of a batch.
+        threads: how many threads decode and transform.
+    """
+    encoded = sum(group.nbytes for group in table.row_groups) / table.num_rows
+    decoded = sum(math.prod(shape) for shape in spec.shapes.values())
+    if isinstance(table, PackedTable):
+        decoded += table.sequence_bytes
+    fitting = _PENDING_BYTES / (rows * (1 + encoded + decoded))
+    return int(min(64, max(3, min(fitting, 1 + threads * _PENDING_ROWS // rows))))
 
 
-def _check(table: Table, batch_size: int, seed: int, transform: Transform | None, on_error: str) -> None:
+def _check(table: Table, seed: int, transform: Transform | None, on_error: str) -> None:
     """Refuse invalid arguments of a loader, and a table without rows."""
-    _check_count("batch_size", batch_size)
-    _check_count("seed", seed, least=0)
+    check_count("seed", seed, least=0)
     if on_error not in ("raise", "skip"):
         raise ConfigError(f'on_error={on_error!r}: expected "raise" or "skip".')
     if transform is not None:
@@ -353,15 +272,3 @@ def _check(table: Table, batch_size: int, seed: int, transform: Transform | None
     if table.num_rows == 0:
         filtered = ", or its filter leaves none." if len(table.files) else "."
         raise DataError(f"{table.uri}: the table has no rows{filtered} Give a table with rows, or another filter.")
-
-
-def _check_count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"{name}={value!r}: expected an integer of at least {least}.")
-    return int(value)
-
-
-def _cores(world: World) -> int:
-    """Return the number of cores of this process, shared among the ranks of its node."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, world.local_size))

@@ -6,6 +6,7 @@
     Table("s3://bucket/photos")                             # or gs://; Delta, Parquet, TFRecord or image files
     Table(dataframe)                                        # Arrow, pandas, polars, a dict of columns
     Table("lake/flowers").split({"train": 0.9, "val": 0.1})
+    Table("lake/documents", columns=["tokens"]).pack(2048)  # sequences of 2,048 tokens
 
 Rows are read when they are needed. Opening a table reads the Delta log and the files' footers. Counting the rows of a
 filter reads the filter's columns.
@@ -18,7 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,9 @@ from footplate.data.sources.arrow import indices
 from footplate.data.sources.base import RowGroup, Source
 from footplate.data.sources.delta_versions import Version
 from footplate.data.sources.opening import open_source
+
+if TYPE_CHECKING:
+    from footplate.data.packing.table import PackedTable
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,36 @@ class Table:
             parts[name] = part
         return parts
 
+    def pack(
+        self,
+        sequence_length: int,
+        *,
+        truncate: bool = False,
+        padding_value: float | Mapping[str, float] = 0,
+        cache: str | os.PathLike[str] | None = None,
+    ) -> PackedTable:
+        """Return a table whose rows are sequences of a fixed length, made of the documents of this table.
+
+        Every row of this table is a document, and every column a list of numbers, such as tokens. See
+        `footplate.data.packing.table`. Filter and split the documents first.
+
+        Args:
+            sequence_length: the number of tokens of a sequence.
+            truncate: keep only the first `sequence_length` tokens of a document. Otherwise a longer document is cut into
+                pieces, and no token is lost.
+            padding_value: the value of places after the last document of a sequence. With several columns, one for each,
+                such as `{"input_ids": 0, "labels": -100}`.
+            cache: a local directory that keeps the number of sequences. Without it, the lengths of all documents are read
+                before the first batch.
+
+        Raises:
+            ConfigError: an invalid argument.
+            DataError: a column isn't a list of numbers.
+        """
+        from footplate.data.packing.table import pack
+
+        return pack(self, sequence_length, truncate, padding_value, cache)
+
     def positions(self, group: int) -> np.ndarray | None:
         """Return the selected physical rows of a row group, ascending int64; None if all are selected."""
         return self._positions[group]
@@ -279,6 +313,12 @@ class Table:
         is_whole = self._filter is None and not self._splits
         known = self._source.nulls(column)
         return known if is_whole or known == 0 else None
+
+    def selected_bytes(self) -> list[int]:
+        """Estimate the size of the selected rows of each row group: its size, times the share of its selected rows."""
+        groups = self._source.groups(self._columns)
+        pairs = zip(groups, self._counts.tolist(), strict=True)
+        return [group.nbytes * rows // max(1, group.num_rows) for group, rows in pairs]
 
     def where(self, group: int, row: int) -> str:
         """Describe a row for a message: its file, row group and number there. `row` counts selected rows."""
@@ -327,6 +367,8 @@ class Table:
             table = cls(source, version=digest.version)
             table._filter = from_text(record["filter"])
             table._splits = tuple(Split(*split) for split in record["splits"])
+            if "packing" in record:
+                table = table.select(record["columns"]).pack(**record["packing"])
             table.check_rows(digest)
         except DataError as error:
             if digest.version is None:

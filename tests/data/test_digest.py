@@ -215,7 +215,7 @@ def test_a_place_in_another_table_is_refused_with_the_names_of_both(delta: str, 
         CheckpointError, match=rf"made on other rows: on {delta}: delta version 3 .* this run has {other}"
     ):
         Loader(Table(other), 10, image_size=8).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="use the same filter and split"):
+    with pytest.raises(CheckpointError, match="use the same filter, split and packing"):
         Loader(Table(delta, filter=[("id", "<", 90)]), 10, image_size=8).load_state_dict(state)
     with pytest.raises(CheckpointError, match="Give the delta source"):
         Loader(Table(image_rows(0, 200)), 10, image_size=8).load_state_dict(state)

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from torch.utils.data import DataLoader
 
 import footplate as fp
+from footplate.cli.rows import run as command
 from replaying.programs import ROWS, Seeing, columns, rows, seeing, trainer
 
 
@@ -208,3 +209,123 @@ def test_a_filter_with_every_kind_of_value_is_kept(tmp_path):
     chosen = fp.Table(tmp_path / "rows.parquet", columns=["id", "a", "b"], filter=filter)
     trainer(tmp_path / "run").fit(module, fp.Loader(chosen, 8))
     check(tmp_path / "run", module)
+
+
+class Reading(Seeing):
+    """The same model, which notes the documents of a batch of packed sequences."""
+
+    def training_step(self, batch, batch_idx):
+        step, ids = self.trainer.global_step + 1, batch["document_ids"]
+        for tokens, numbers in zip(batch["tokens"], ids, strict=True):
+            pieces = [tokens[numbers == number].tolist() for number in range(1, int(numbers.max()) + 1)]
+            self.ids.setdefault(step, []).append(pieces)
+        return self.loss({"a": batch["tokens"][:, 0] / 1000, "b": ids[:, -1].float()})
+
+
+def documents_named(run, step):
+    """The named documents, read from their files, sequence by sequence."""
+    sequences = defaultdict(list)
+    for row in fp.rows(run, step).rows:
+        tokens = pq.read_table(row.file, columns=["tokens"])["tokens"][row.row_in_file].as_py()
+        sequences[row.sequence].append(tokens[row.start : row.stop])
+    return list(sequences.values())
+
+
+def test_documents_of_packed_sequences_are_named_after_an_interruption(tmp_path):
+    g = np.random.default_rng(0)
+    documents = [g.integers(1, 1000, n).tolist() for n in g.integers(1, 40, 200)]
+    table = pa.table({"tokens": pa.array(documents, pa.list_(pa.int32())), "id": range(200)})
+    write_deltalake(tmp_path / "lake", table)
+    DeltaTable(tmp_path / "lake").delete("id % 7 = 3")
+    packed = fp.Table(tmp_path / "lake", columns=["tokens"], filter=[("id", ">", 20)]).pack(16, truncate=False)
+
+    module = Reading()
+    for stop in (5, 23, -1):
+        attempt = Reading()
+        attempt.ids = module.ids
+        loader = fp.Loader(packed, 8, shuffle=True, seed=3)
+        trainer(tmp_path / "run", max_steps=stop).fit(attempt, loader, ckpt_path="last")
+        module = attempt
+    assert len(module.ids) == 3 * len(loader)
+    for step, sequences in module.ids.items():
+        assert documents_named(tmp_path / "run", step) == sequences
+
+
+def test_the_command_shows_sequences_and_tokens(tmp_path, capsys):
+    documents = [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
+    pq.write_table(pa.table({"tokens": documents}), tmp_path / "documents.parquet")
+    loader = fp.Loader(fp.Table(tmp_path / "documents.parquet").pack(4), 3)
+    trainer(tmp_path / "run", max_epochs=1, save_every=1).fit(Reading(), loader)
+    assert command("rows", [str(tmp_path / "run"), "--step", "1"]) == 0
+    cells = [line.split() for line in capsys.readouterr().out.splitlines() if " to " in line]
+    # Rank, batch, sequence, and at the end the tokens of the document.
+    assert [(line[2], " ".join(line[-3:])) for line in cells] == [
+        ("0", "0 to 3"),
+        ("0", "4 to 5"),
+        ("1", "0 to 4"),
+        ("2", "0 to 1"),
+    ]
+
+
+SCHEDULE = {0: {"a": 3, "b": 1}, 5: {"a": 1, "b": 1}}
+
+
+def mixture(tmp_path, batch_size=8):
+    """A loader of two tables with a schedule, whose files hold the rows of `Seeing`."""
+    for name, start, stop in (("a", 0, 90), ("b", 100, 140)):
+        if not (tmp_path / f"{name}.parquet").exists():
+            pq.write_table(rows(start, stop), tmp_path / f"{name}.parquet", row_group_size=25)
+    tables = {name: fp.Table(tmp_path / f"{name}.parquet") for name in "ab"}
+    return fp.MixedLoader(tables, batch_size, weights=SCHEDULE, shuffle=True, seed=5)
+
+
+def test_rows_of_a_mixture_are_named_after_an_interruption(tmp_path):
+    module = seeing()
+    for stop in (4, 17, -1):
+        attempt = seeing()
+        attempt.ids = module.ids
+        trainer(tmp_path / "run", max_steps=stop).fit(attempt, mixture(tmp_path), ckpt_path="last")
+        module = attempt
+    uninterrupted = seeing()
+    trainer(tmp_path / "whole").fit(uninterrupted, mixture(tmp_path))
+    assert module.ids == uninterrupted.ids
+    check(tmp_path / "run", module)
+    assert {(row.loader, Path(row.file).name) for row in fp.rows(tmp_path / "run", 1).rows} == {
+        (0, "a.parquet"),
+        (1, "b.parquet"),
+    }
+
+
+def test_rows_of_a_mixture_beside_another_loader_are_named(tmp_path):
+    pq.write_table(rows(200, 260), tmp_path / "c.parquet")
+
+    class Both(Seeing):
+        def training_step(self, batch, batch_idx):
+            joined = {name: np.concatenate([part[name] for part in batch]) for name in ("id", "a", "b")}
+            return super().training_step(next(iter(fp.Loader(fp.Table(joined), 99))), batch_idx)
+
+    module = Both()
+    loaders = [fp.Loader(fp.Table(tmp_path / "c.parquet"), 8, shuffle=True), mixture(tmp_path)]
+    trainer(tmp_path / "run").fit(module, fp.CombinedLoader(loaders, "max_size_cycle"))
+    check(tmp_path / "run", module)
+    assert {row.loader for row in fp.rows(tmp_path / "run", 1).rows} == {0, 1, 2}
+
+
+def test_tables_of_a_mixture_in_memory_are_passed_by_name(tmp_path):
+    tables = {"a": fp.Table(columns(0, 40)), "b": fp.Table(columns(100, 120))}
+    module = seeing()
+    loader = fp.MixedLoader(tables, 8, weights={"a": 1, "b": 1})
+    trainer(tmp_path / "run", max_epochs=1).fit(module, loader)
+    with pytest.raises(fp.ConfigError, match=r"was in memory.*table=\{'a': table, …\}"):
+        fp.rows(tmp_path / "run", 1)
+    assert [row.row for row in fp.rows(tmp_path / "run", 1, tables).rows] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_ranks_of_a_mixture_have_their_rows(tmp_path):
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    trainer(tmp_path / "run", devices=2, max_epochs=1).fit(seeing(directory=seen), mixture(tmp_path, 4))
+    noted = [[json.loads(line) for line in (seen / f"rank-{rank}").read_text().splitlines()] for rank in range(2)]
+    assert len(noted[0]) == len(noted[1]) > 5
+    for step in range(1, len(noted[0]) + 1):
+        assert ids_named(tmp_path / "run", step) == {rank: noted[rank][step - 1]["ids"] for rank in range(2)}

@@ -2,6 +2,7 @@
 
     {"kind": "table", "order": {seed, batch size, windows, …}, "same_epoch": false,
      "table": {"source": "/lake/flowers", "selection": {…}, "digest": {…}}}
+    {"kind": "mixed", "order": {seed, weights, …}, "same_epoch": false, "tables": {"web": {"source": …}, …}}
     {"kind": "combined", "mode": "max_size_cycle", "parts": [{"kind": "table", …}, …]}
     {"kind": "other", "name": "DataLoader"}                      its order is that of a sampler's code
 
@@ -17,7 +18,7 @@ from footplate.data.adapters.logical_loader import LogicalLoader
 from footplate.data.adapters.training_combination import TrainingCombination
 from footplate.data.adapters.wrappers import SameEpoch
 
-POSITION = ("epoch", "batch", "table")
+POSITION = ("epoch", "batch", "table", "tables")
 
 
 def record_order(loader: Any) -> dict[str, Any]:
@@ -33,4 +34,9 @@ def record_order(loader: Any) -> dict[str, Any]:
     if tables is not None and isinstance(loader, tables.Loader):
         order = {name: value for name, value in loader.state_dict().items() if name not in POSITION}
         return {"kind": "table", "order": order, "same_epoch": False, "table": loader.table.record()}
+    mixtures = sys.modules.get("footplate.data.mixing.loader")
+    if mixtures is not None and isinstance(loader, mixtures.MixedLoader):
+        order = {name: value for name, value in loader.state_dict().items() if name not in POSITION}
+        records = {name: table.record() for name, table in loader.tables.items()}
+        return {"kind": "mixed", "order": order, "same_epoch": False, "tables": records}
     return {"kind": "other", "name": type(getattr(loader, "original", getattr(loader, "loader", loader))).__name__}

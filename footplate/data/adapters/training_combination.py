@@ -12,9 +12,7 @@ from typing import Any
 
 from footplate.core.errors import CheckpointError
 from footplate.data.adapters.combination import Build, Combination, LoaderPosition, Mode
-
-# The distance in epochs between two passes over a loader in one epoch.
-_EPOCHS_PER_PASS = 1 << 20
+from footplate.data.order.plan import epoch_of_pass
 
 
 class TrainingCombination(Combination):
@@ -128,8 +126,3 @@ def _moved(part: dict[str, Any], passes: int, batch: int, ended: bool, epoch: in
         )
     own = rewound(own, batch) if "parts" in own else {**own, "batch": batch, "epoch": epoch_of_pass(epoch, passes)}
     return {**part, "passes": passes, "batch": batch, "ended": ended, "state": own}
-
-
-def epoch_of_pass(epoch: int, passes: int) -> int:
-    """Return the epoch whose order a pass over a loader has; see the docstring of this file."""
-    return epoch + passes * _EPOCHS_PER_PASS

@@ -44,6 +44,8 @@ from numpy.random import Generator, default_rng
 from footplate.core.errors import DataError
 from footplate.data.order.window_edges import distinct, find_window_edges, streams_of
 
+# The distance in epochs between two passes over a table in one epoch.
+_EPOCHS_PER_PASS = 1 << 20
 # What a generator is for. Each purpose draws from generators of its own.
 _GROUP_ORDER, _ROW_ORDER = 0, 1
 
@@ -197,9 +199,41 @@ class Epoch:
         The slices of all ranks, in order, make the whole batch.
         """
         offset, shares = self._shares(batch, world)
+        total = int(shares.sum())
+        return self._slices(offset, shares, total * rank // world, total * (rank + 1) // world)
+
+    def slices_between(self, first: int, stop: int, low: int, high: int) -> list[WindowSlice]:
+        """Return the slices of windows that make some of the rows `first` to `stop` of the epoch.
+
+        Rows are counted from batch to batch. Here, they are laid out stream by stream, as those of one batch.
+
+        Args:
+            first: the number of the first row.
+            stop: the number of the row after the last one.
+            low: the first of these rows to return.
+            high: the one after the last of them to return.
+        """
+        offset = self._rows_before(first)
+        return self._slices(offset, self._rows_before(stop) - offset, low, high)
+
+    def last_row(self, window: int) -> int:
+        """The number of the last row of a window; see `slices_between`."""
+        stream = int(self._window_stream[window])
+        offset = int(self._window_start[window + 1] - 1 - self._stream_start[stream])
+        share = int(self._share[stream])
+        batch = min(offset // share, self.full_batches) if share else self.full_batches
+        shares = self._share if batch < self.full_batches else self._tail_share
+        return batch * self.order.batch_size + int(shares[:stream].sum()) + offset - batch * share
+
+    def _rows_before(self, row: int) -> np.ndarray:
+        """How many of the first rows of the epoch come from each stream, (streams,) int64."""
+        batch, rest = divmod(row, self.order.batch_size)
+        shares = self._share if batch < self.full_batches else self._tail_share
+        return self._share * batch + np.clip(rest - (np.cumsum(shares) - shares), 0, shares)
+
+    def _slices(self, offset: np.ndarray, shares: np.ndarray, low: int, high: int) -> list[WindowSlice]:
+        """Return the slices of windows that make the rows `low` to `high` of the shares of all streams."""
         ends = np.cumsum(shares)
-        total = int(ends[-1])
-        low, high = total * rank // world, total * (rank + 1) // world
         slices: list[WindowSlice] = []
         for stream in range(int(np.searchsorted(ends, low, side="right")), len(shares)):
             # Where the stream's share begins in the batch.
@@ -251,12 +285,14 @@ class Epoch:
 
     def rows(self, batch: int, rank: int = 0, world: int = 1) -> np.ndarray:
         """Return a rank's slice of a global batch, (rows, 2) int64: the row group, and the row within it."""
-        slices = []
-        for window_slice in self.window_slices(batch, rank, world):
-            rows = np.concatenate([_with_group(part) for part in self.group_slices(window_slice.window)])
-            order = self.window_order(window_slice.window)
-            slices.append((rows if order is None else rows[order])[window_slice.start : window_slice.stop])
+        slices = [self.rows_of(part) for part in self.window_slices(batch, rank, world)]
         return np.concatenate(slices) if slices else np.zeros((0, 2), np.int64)
+
+    def rows_of(self, part: WindowSlice) -> np.ndarray:
+        """Return the rows of a slice of a window, (rows, 2) int64: the row group, and the row within it."""
+        rows = np.concatenate([_with_group(group_slice) for group_slice in self.group_slices(part.window)])
+        order = self.window_order(part.window)
+        return (rows if order is None else rows[order])[part.start : part.stop]
 
     def _has_tail_batch(self, world: int) -> bool:
         return not self.order.drop_last and self.tail >= (world if self.full_batches else 1)
@@ -277,6 +313,11 @@ class Epoch:
             upto = min(stop, end)
             slices.append(WindowSlice(window, start - first, upto - first))
             start, window = upto, window + 1
+
+
+def epoch_of_pass(epoch: int, passes: int) -> int:
+    """Return the epoch whose order a later pass of an epoch has. So it is shuffled differently than any epoch."""
+    return epoch + passes * _EPOCHS_PER_PASS
 
 
 def _with_group(part: GroupSlice) -> np.ndarray:

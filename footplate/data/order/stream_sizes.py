@@ -21,7 +21,9 @@ MAX_STREAMS = 64
 GROUPS_PER_STREAM = 10
 
 
-def choose_streams(group_bytes: Sequence[int], in_memory: bool = False) -> tuple[int, int]:
+def choose_streams(
+    group_bytes: Sequence[int], in_memory: bool = False, most_streams: int = MAX_STREAMS, tables: int = 1
+) -> tuple[int, int]:
     """Choose the number of streams, and the number of row groups in a window, of a shuffled table.
 
     With few streams, a single rank needs little memory, since it has a row group of each stream open. With many streams,
@@ -31,15 +33,17 @@ def choose_streams(group_bytes: Sequence[int], in_memory: bool = False) -> tuple
     Args:
         group_bytes: the size of each row group.
         in_memory: True for a table in memory, which is one window.
+        most_streams: the largest number of streams.
+        tables: how many tables are read at once. They share the memory of one.
     """
     total = sum(group_bytes)
-    if in_memory or total <= WHOLE_TABLE_BYTES:
+    if in_memory or total <= WHOLE_TABLE_BYTES // tables:
         return 1, max(1, len(group_bytes))
     mean = max(1, total // len(group_bytes))
-    most = min(MAX_STREAMS, len(group_bytes) // GROUPS_PER_STREAM, STREAMS_BYTES // mean)
+    most = min(most_streams, len(group_bytes) // GROUPS_PER_STREAM, STREAMS_BYTES // tables // mean)
     # A power of two.
     streams = 1 << (max(1, most).bit_length() - 1)
-    return streams, max(1, WINDOW_BYTES // (streams * mean))
+    return streams, max(1, WINDOW_BYTES // tables // (streams * mean))
 
 
 def choose_window_rows(group_bytes: Sequence[int], rows: int, streams: int) -> int:

@@ -123,8 +123,13 @@ class BatchBuilder:
         self._with_rng = spec.transform is not None and takes_rng(spec.transform)
 
     def begin(self, slices: list[WindowSlice], windows: dict[int, Window]) -> PendingBatch:
-        """Collate a batch's columns, and hand its images and rows to the decoders."""
+        """Collate a batch's columns, and hand its images and rows to the decoders.
+
+        Without slices, the batch is empty: a table of a mixture may have no row in it.
+        """
         batch = PendingBatch({}, slices, windows, _null_rows(slices, windows))
+        if not slices:
+            return batch
         for columns in self._spec.read.columns:
             batch.values.update(columns.collate(block_slices(columns.names[0], slices, windows), self._buffers))
         if self._spec.transform is None and not self._spec.read.images:
@@ -208,7 +213,7 @@ class BatchBuilder:
             except BadImage as error:
                 bad.append((at, str(error)))
                 continue
-            decoded[at] = {name: {**row, **images}[name] for name in self._table.columns}
+            decoded[at] = _in_order({**row, **images}, self._table.columns)
 
         good = list(decoded)
         transformed = self._transform_rows(list(decoded.values()), addresses[good], numbers[good].tolist())
@@ -288,5 +293,6 @@ def _pick(values: Any, rows: list[int]) -> Any:
 
 
 def _in_order(values: dict[str, Any], columns: list[str]) -> dict[str, Any]:
+    """Put the columns into the order of the table. Other values, such as ids of packed documents, follow."""
     names = [name for column in columns for name in (column, f"{column}_length") if name in values]
-    return {name: values[name] for name in names}
+    return {name: values[name] for name in (*names, *(name for name in values if name not in names))}

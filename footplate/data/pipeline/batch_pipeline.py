@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from footplate.core.threads import join_however_long, shut_down
-from footplate.data.order.plan import Epoch
+from footplate.data.order.row_order import RowOrder
 from footplate.data.pipeline.batch_builder import BatchBuilder, Busy, PendingBatch
 from footplate.data.pipeline.batch_spec import BatchSpec
 from footplate.data.pipeline.buffers import Buffers
@@ -54,7 +54,7 @@ class BatchPipeline:
         self,
         table: Table,
         spec: BatchSpec,
-        epoch: Epoch,
+        epoch: RowOrder,
         start: int,
         world: World,
         threads: int,

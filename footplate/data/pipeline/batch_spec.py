@@ -10,8 +10,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from footplate.core.errors import ConfigError, DataError
-from footplate.data.pipeline.columns import columns_for
+from footplate.data.packing.table import PackedTable
+from footplate.data.pipeline.columns import Columns, columns_for
 from footplate.data.pipeline.images import BadImage, ImageFormat, ImageMode, choose_format, decode, looks_like_image
+from footplate.data.pipeline.packed_columns import PackedColumns
 from footplate.data.pipeline.row_transform import Transform
 from footplate.data.pipeline.windows import ReadSpec, null_error
 from footplate.data.sources.column_types import is_bytes, is_float
@@ -67,7 +69,10 @@ def make_batch_spec(
     examples = _example_images(table, binary) if binary and mode != "bytes" else {}
 
     # The footers may already tell of nulls that would fail later.
-    columns = columns_for(field for field in table.schema if field.name not in examples)
+    if isinstance(table, PackedTable):
+        columns: tuple[Columns, ...] = (PackedColumns(tuple(table.columns), table.packing),)
+    else:
+        columns = columns_for(field for field in table.schema if field.name not in examples)
     for names in (kind.names for kind in columns if not skip and not kind.keeps_nulls):
         for name in names:
             if not is_float(table.schema.field(name).type) and table.nulls(name):

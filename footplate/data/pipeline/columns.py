@@ -82,13 +82,13 @@ class Numbers(Columns):
         if pt.is_fixed_size_list(values[0].type):
             for name, column in zip(self.names, values, strict=True):
                 for chunk in column.chunks:
-                    _refuse_null_items(name, chunk.flatten())
+                    refuse_null_items(name, chunk.flatten())
         first = _joined(values[0])
         block = buffers.take((len(values), *first.shape), first.dtype)
         for out, column in zip(block, values, strict=True):
             _permute(_joined(column), order, out)
         for name, numbers in zip(self.names, block, strict=True):
-            _refuse_too_large(name, numbers)
+            refuse_too_large(name, numbers)
         return block
 
     def collate(self, slices: Sequence[BlockSlice], buffers: Buffers) -> dict[str, Any]:
@@ -130,14 +130,14 @@ class Ragged(Columns):
             length = np.diff(offsets)
             if chunk.null_count:
                 length = np.where(chunk.is_valid().to_numpy(zero_copy_only=False), length, 0)
-            _refuse_null_items(self.names[0], chunk.values)
-            items.append(_to_numpy(chunk.values))
+            refuse_null_items(self.names[0], chunk.values)
+            items.append(to_numpy(chunk.values))
             starts.append(offsets[:-1] + base)
             lengths.append(length)
             base += len(items[-1])
         start, length = (np.concatenate([np.zeros(0, np.int64), *part]) for part in (starts, lengths))
         flat = items[0] if len(items) == 1 else np.concatenate(items) if items else np.zeros(0)
-        _refuse_too_large(self.names[0], flat)
+        refuse_too_large(self.names[0], flat)
         return (flat, start, length) if order is None else (flat, start[order], length[order])
 
     def collate(self, slices: Sequence[BlockSlice], buffers: Buffers) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _innermost(kind: pa.DataType) -> pa.DataType:
     return _innermost(kind.value_type) if pt.is_fixed_size_list(kind) else kind
 
 
-def _refuse_null_items(name: str, items: pa.Array) -> None:
+def refuse_null_items(name: str, items: pa.Array) -> None:
     """Raise if there is a null number within a list. It has no meaning, and its row can't be left out."""
     while pt.is_fixed_size_list(items.type):
         items = items.flatten()
@@ -211,7 +211,7 @@ def _refuse_null_items(name: str, items: pa.Array) -> None:
         )
 
 
-def _refuse_too_large(name: str, numbers: np.ndarray) -> None:
+def refuse_too_large(name: str, numbers: np.ndarray) -> None:
     """Raise if an integer is too large for int64. It would become negative."""
     if numbers.dtype == np.uint64 and numbers.size and numbers.max() > np.iinfo(np.int64).max:
         raise DataError(
@@ -223,7 +223,7 @@ def _refuse_too_large(name: str, numbers: np.ndarray) -> None:
 def _joined(column: pa.ChunkedArray) -> np.ndarray:
     """Return a column in one piece. There is no copy if it is in one piece already."""
     chunks = column.chunks
-    return _to_numpy(chunks[0]) if len(chunks) == 1 else np.concatenate([_to_numpy(chunk) for chunk in chunks])
+    return to_numpy(chunks[0]) if len(chunks) == 1 else np.concatenate([to_numpy(chunk) for chunk in chunks])
 
 
 def _permute(array: np.ndarray, order: np.ndarray | None, out: np.ndarray) -> None:
@@ -248,7 +248,7 @@ class _Readable:
         self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
 
 
-def _to_numpy(chunk: pa.Array) -> np.ndarray:
+def to_numpy(chunk: pa.Array) -> np.ndarray:
     """Convert to numpy, without a copy if possible. A null that isn't a float becomes 0, since its row is bad anyway."""
     dtype = None if chunk.null_count else _DTYPES.get(chunk.type)
     if dtype is not None:
@@ -259,7 +259,7 @@ def _to_numpy(chunk: pa.Array) -> np.ndarray:
         size = chunk.type.list_size
         if chunk.null_count:
             chunk = chunk.fill_null(pa.scalar(_zeros(chunk.type), chunk.type))
-        inner = _to_numpy(chunk.values.slice(chunk.offset * size, len(chunk) * size))
+        inner = to_numpy(chunk.values.slice(chunk.offset * size, len(chunk) * size))
         return inner.reshape(len(chunk), size, *inner.shape[1:])
     if pt.is_temporal(chunk.type):
         chunk = chunk.view(pa.int64() if chunk.type.bit_width == 64 else pa.int32())

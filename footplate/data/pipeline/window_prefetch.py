@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from footplate.data.order.plan import Epoch, WindowSlice
+from footplate.data.order.plan import WindowSlice
+from footplate.data.order.row_order import RowOrder
 from footplate.data.pipeline.buffers import Buffers
 from footplate.data.pipeline.row_group_reader import RowGroupReader
 from footplate.data.pipeline.windows import ReadSpec, Window, load_window
@@ -45,7 +46,7 @@ class WindowPrefetcher:
         self,
         table: Table,
         spec: ReadSpec,
-        epoch: Epoch,
+        epoch: RowOrder,
         world: World,
         start: int,
         pool: ThreadPoolExecutor,
@@ -141,7 +142,12 @@ class WindowPrefetcher:
 
 
 def _load_after(
-    previous: Future[Window] | None, reader: RowGroupReader, spec: ReadSpec, epoch: Epoch, number: int, buffers: Buffers
+    previous: Future[Window] | None,
+    reader: RowGroupReader,
+    spec: ReadSpec,
+    epoch: RowOrder,
+    number: int,
+    buffers: Buffers,
 ) -> Window:
     """Load a window after `previous`, which shares its reader. The pool starts windows in order, so this can't deadlock."""
     if previous is not None:

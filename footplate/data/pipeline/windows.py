@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from footplate.core.errors import DataError
-from footplate.data.order.plan import Epoch, GroupSlice, WindowSlice
+from footplate.data.order.plan import GroupSlice, WindowSlice
+from footplate.data.order.row_order import RowOrder
 from footplate.data.pipeline.buffers import Buffers
 from footplate.data.pipeline.columns import BlockSlice, Columns, Ragged
 from footplate.data.pipeline.encoded_images import EncodedImages
@@ -68,7 +69,7 @@ class Window:
         return _addresses(self.group_slices, np.arange(start, stop) if self.order is None else self.order[start:stop])
 
 
-def load_window(reader: RowGroupReader, spec: ReadSpec, epoch: Epoch, number: int, buffers: Buffers) -> Window:
+def load_window(reader: RowGroupReader, spec: ReadSpec, epoch: RowOrder, number: int, buffers: Buffers) -> Window:
     """Read a window's rows and put them into the window's order.
 
     Args:

@@ -1,0 +1,1 @@
+"""Mixing: batches of several tables, by weights."""
