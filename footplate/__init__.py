@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from footplate.data.loader import Loader as Loader
     from footplate.data.table import Table as Table
     from footplate.distributed.fsdp_options import FSDPStrategy as FSDPStrategy
+    from footplate.distributed.model_parallel_options import ModelParallelStrategy as ModelParallelStrategy
     from footplate.hardware.base import Accelerator as Accelerator
     from footplate.launch.runner import Runner as Runner
     from footplate.planning.study import plan as plan
@@ -95,6 +96,7 @@ _HOMES = {
     "MLflow": "footplate.tracking.mlflow",
     "MissingExtra": "footplate.core.errors",
     "ModelCheckpoint": "footplate.callbacks.model_checkpoint",
+    "ModelParallelStrategy": "footplate.distributed.model_parallel_options",
     "ModelSummary": "footplate.callbacks.summary",
     "Module": "footplate.training.module",
     "Profiler": "footplate.training.profiler.settings",
