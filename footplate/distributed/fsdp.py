@@ -166,7 +166,7 @@ class FSDP(Strategy):
         materialize(innermost_first(unit, skip=sharded), self._device, initializers)
         layers = [layer for _, layer in innermost_first(unit, skip=sharded)]
         for layer in layers:
-            layer._apply(lambda tensor: tensor.to(self._device), recurse=False)
+            _apply_to(layer, lambda tensor: tensor.to(self._device))
         tensors = [tensor for layer in layers for tensor in (*layer.parameters(False), *layer.buffers(False))]
         self._send_from_first({id(tensor): tensor for tensor in tensors}.values())
 
@@ -245,6 +245,12 @@ class FSDP(Strategy):
             return tensor
         whole = tensor.to(parameter.device)
         return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _apply_to(layer: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+    """Apply a function to the tensors of a layer, without its parts if possible: torchmetrics objects take them along."""
+    alone = {"recurse": False} if "recurse" in inspect.signature(layer._apply).parameters else {}
+    layer._apply(function, **alone)
 
 
 @torch.no_grad()
