@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torchmetrics
 from models import ranks
 from models.gpt import HEADS, WIDTH, Attention, Gpt, Text, texts
 from torch import nn
@@ -100,7 +103,7 @@ def test_averaged_weights_are_those_of_one_process(tmp_path):
 
 
 class ByHand(Text):
-    """Steps twice in a batch, and clips."""
+    """Clips and steps itself."""
 
     def __init__(self, dropout):
         super().__init__(dropout)
@@ -108,17 +111,15 @@ class ByHand(Text):
 
     def training_step(self, batch, batch_idx):
         optimizer = self.optimizers()
-        for part in batch.chunk(2):
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(part))
-            self.clip_gradients(optimizer, 0.1, "norm")
-            optimizer.step()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        self.clip_gradients(optimizer, 0.1, "norm")
+        optimizer.step()
 
 
 def test_manual_optimisation_clips_over_the_whole_grid(tmp_path):
-    # Ranks of one group only: the halves of a batch are other rows on several groups.
     alone = train(tmp_path / "alone", 16, "auto", module=ByHand)
-    for result in ranks.run(lambda: train(tmp_path / "grid", 16, module=ByHand), 2):
+    for result in ranks.run(lambda: train(tmp_path / "grid", 8, module=ByHand), 4):
         same(alone["weights"], result["weights"])
 
 
@@ -211,6 +212,47 @@ def test_predictions_are_written_once(tmp_path):
     assert predict("alone", "auto") == 33
     assert ranks.run(lambda: predict("grid", TWO), 4) == [33] * 4
     assert rows_of("alone") == rows_of("grid")
+
+
+class Counting(Text):
+    """Counts rows by a torchmetrics object, which it logs, and by another one, which it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.logged, self.computed = torchmetrics.SumMetric(), torchmetrics.SumMetric()
+
+    def training_step(self, batch, batch_idx):
+        ids = batch["id"]
+        self.logged.update(len(ids))
+        self.computed.update(len(ids))
+        self.log("logged", self.logged, on_step=False, on_epoch=True)
+        tokens = (ids[:, None] * torch.arange(1, 9)) % 32
+        return self.loss(tokens)
+
+    def on_train_epoch_end(self):
+        self.log("computed", self.computed.compute())
+        self.computed.reset()
+
+
+def test_each_group_reads_its_share_of_a_table_and_counts_it_once(tmp_path):
+    pq.write_table(pa.table({"id": list(range(50))}), tmp_path / "rows.parquet")
+
+    def count(name, batch_size, strategy):
+        torch.manual_seed(0)
+        trainer, model = make(tmp_path / name, strategy=strategy, max_epochs=1), Counting()
+        table = fp.Table(str(tmp_path / "rows.parquet"))
+        trainer.fit(model, fp.Loader(table, batch_size))
+        copy.deepcopy(model.logged)
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        return trainer.parallel.whole(trainer.parallel.state_dict(model)), metrics, trainer.global_step
+
+    alone, metrics, steps = count("alone", 16, "auto")
+    assert metrics == {"logged": 50.0, "computed": 50.0}
+    for world in GRIDS:
+        results = ranks.run(lambda world=world: count(f"grid of {world}", 16 // GRIDS[world], TWO), world)
+        for weights, found, made in results:
+            same(alone, weights)
+            assert (found, made) == (metrics, steps)
 
 
 def test_a_trainer_starts_the_ranks_and_brings_the_weights_home(tmp_path):

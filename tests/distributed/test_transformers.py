@@ -176,7 +176,8 @@ def test_the_plans_of_transformers_cut_a_model_that_learns_the_same(tmp_path, fa
             return self.model(input_ids=batch, labels=batch).loss
 
         def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+            # Adam makes large steps of gradients that are rounding errors.
+            return torch.optim.SGD(self.parameters(), lr=0.3, momentum=0.9)
 
     def learn(root, strategy):
         torch.manual_seed(0)
