@@ -102,6 +102,16 @@ def test_averaged_weights_are_those_of_one_process(tmp_path):
         assert result["metrics"]["val_loss"] == pytest.approx(alone["metrics"]["val_loss"], rel=1e-4)
 
 
+def test_in_a_mixed_precision_a_grid_learns_what_sharded_ranks_learn(tmp_path):
+    sharded = ranks.run(lambda: train(tmp_path / "sharded", 8, "fsdp", precision="bf16-mixed", epochs=1), 2)
+    result = ranks.run(lambda: train(tmp_path / "grid", 8, precision="bf16-mixed", epochs=1), 4)[0]
+    assert result["metrics"]["val_loss"] == pytest.approx(sharded[0]["metrics"]["val_loss"], rel=0.02)
+    for name, value in sharded[0]["weights"].items():
+        # Sums of parts are rounded to 16 bits, and a step of Adam is about its learning rate, 0.01.
+        torch.testing.assert_close(value, result["weights"][name], rtol=0, atol=0.03, msg=name)
+        assert result["weights"][name].dtype is torch.float32
+
+
 class ByHand(Text):
     """Clips and steps itself."""
 
