@@ -6,7 +6,6 @@ import os
 
 import torch
 import torch.nn.functional as F
-import torchmetrics
 from models import ranks
 from models.small import dataset
 from torch import nn
@@ -123,34 +122,6 @@ def test_each_rank_averages_its_shards_and_a_resumed_run_continues_both(tmp_path
     rest = ranks.run(lambda: averaged("cut", 8, 4, ckpt_path="last"), 2)
     for name, value in whole[0]["weights"].items():
         assert torch.equal(value, rest[0]["weights"][name]), name
-
-
-class Measured(Deep):
-    """Logs the mean of its losses by a torchmetrics object."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = torchmetrics.MeanMetric()
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.mean(loss.detach())
-        self.log("mean", self.mean, on_step=False, on_epoch=True)
-        return loss
-
-
-def test_torchmetrics_objects_stay_whole(tmp_path):
-    def run():
-        trainer = fp.Trainer(
-            accelerator="cpu", strategy="fsdp", logger=False, enable_progress_bar=False, enable_model_summary=False,
-            max_epochs=1, seed=1, default_root_dir=tmp_path,
-        )  # fmt: skip
-        trainer.fit(Measured(), DataLoader(dataset(48), 8))
-        return float(trainer.callback_metrics["mean"]), float(trainer.callback_metrics["train_loss"])
-
-    first, second = ranks.run(run, 2)
-    assert first == second
-    assert abs(first[0] - first[1]) < 1e-5
 
 
 def test_validation_loaders_of_different_lengths_end_together(tmp_path):
