@@ -79,7 +79,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="footplate-bench-", ignore_cleanup_errors=True) as directory:
         os.environ.update(settings_of_children(directory, compile_threads=2))
-        models = {"gpt": SMALL["gpt_124m"]} if options.quick else MODELS
+        models = {"mlp": SMALL["mlp"]} if options.quick else MODELS
         for name, model in models.items():
             rounds = measure(name, model, options.quick, Path(directory))
             first = median(rounds[WANTED[0]], "steps_per_s")

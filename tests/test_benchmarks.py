@@ -30,7 +30,7 @@ RATIOS = {
         "wall_footplate_vs_raw_ddp",
         "wall_lightning_vs_raw_ddp",
     },
-    "compile_step": {"vs_raw_compiled", "gpt_vs_raw_compiled"},
+    "compile_step": {"vs_raw_compiled", "mlp_vs_raw_compiled"},
     "logical_ranks": {"step", "wall_step", "step_mlp", "wall_step_mlp"},
     "checkpoint_stall": {"stall_vs_memcpy", "stall_vs_lightning", "step_while_writing"},
     "fsdp_memory": {"peak_vs_plain_fsdp2", "construction_peak_vs_shard", "step_vs_plain_fsdp2"},

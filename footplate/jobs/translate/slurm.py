@@ -71,7 +71,9 @@ if [ -n "$requeue" ]; then  # the signal may have interrupted the wait
   wait "$program" || status=$?
 fi
 if [ -n "$requeue" ] && [ "$status" -ne 0 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
+  # Slurm ends this shell when it has requeued the job. If the shell ended before, Slurm could forget the requeue.
+  trap '' TERM
+  scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
 exit "$status"
 """

@@ -72,7 +72,8 @@ def test_before_the_time_limit_the_job_saves_and_slurm_requeues_it(bench: Bench,
     until(lambda: place.hurry(bench) or (bench.directory / "ready-2").exists())
     (bench.directory / "go").touch()
     ended = bench.jobs.wait("my_job")
-    assert (ended.state, ended.attempt, ended.failures, ended.losses) == (State.SUCCEEDED, 2, 0, 0), ended.cause
+    causes = [one.cause for one in bench.jobs.store.transitions("my_job")]
+    assert (ended.state, ended.attempt, ended.failures, ended.losses) == (State.SUCCEEDED, 2, 0, 0), causes
     assert bench.output() == "begins 1\nsaving 1\n"
     assert bench.output(attempt=2) == "begins 2\n"
     assert _states(bench) == ["QUEUED 0", "PREPARING 1", "RUNNING 1", "PREPARING 2", "RUNNING 2", "SUCCEEDED 2"]

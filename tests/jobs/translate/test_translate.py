@@ -475,7 +475,9 @@ if [ -n "$requeue" ]; then  # the signal may have interrupted the wait
   wait "$program" || status=$?
 fi
 if [ -n "$requeue" ] && [ "$status" -ne 0 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
+  # Slurm ends this shell when it has requeued the job. If the shell ended before, Slurm could forget the requeue.
+  trap '' TERM
+  scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
 exit "$status"
 """
@@ -539,6 +541,7 @@ def test_a_job_at_slurms_time_limit_ends_by_sigterm_and_is_requeued(tmp_path):
     assert caught.value.returncode == 143
     assert caught.value.stdout == "saved\n"
     assert (tmp_path / "requeued").read_text() == "7\n"
+    assert (tmp_path / "slept").read_text() == "60\n"
 
 
 def run_real_slurm(script: str, directory: Path, **more: str) -> str:
@@ -548,6 +551,7 @@ def run_real_slurm(script: str, directory: Path, **more: str) -> str:
     stand_ins = {
         "scontrol": 'if [ "$1" = requeue ]; then echo "$2" > requeued; else echo 127.0.0.1; fi',
         "scancel": 'kill -s "${1#--signal=}" "$(cat pid)"',
+        "sleep": 'echo "$1" > slept',
         "srun": 'while [[ "$1" == --* ]]; do shift; done; SLURM_PROCID=0 SLURM_NODEID=0 SLURM_LOCALID=0 exec "$@"',
         "python": f'exec {sys.executable} "$@"',
     }

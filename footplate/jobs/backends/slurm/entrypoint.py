@@ -321,7 +321,10 @@ def _requeue(job: int) -> str:
     if shutil.which("scontrol") is None:
         return "this node has no scontrol"
     result = subprocess.run(["scontrol", "requeue", str(job)], capture_output=True, text=True)
-    return "" if result.returncode == 0 else (result.stderr.strip() or "scontrol fails").splitlines()[-1]
+    # Slurm ends all processes of a requeued job: also this scontrol, perhaps before it has Slurm's answer.
+    if result.returncode <= 0:
+        return ""
+    return (result.stderr.strip() or f"scontrol ends with exit code {result.returncode}").splitlines()[-1]
 
 
 def _has_verdict(folder: Path) -> bool:
