@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from footplate.core.time_split import TimeSplit
+from footplate.distributed.gradient_norm import clip_by_torch
 from footplate.distributed.group import Group
 from footplate.distributed.meta_device import initializers_of, innermost_first, materialize
 from footplate.distributed.world import World
@@ -125,10 +126,7 @@ class Strategy:
 
     def clip(self, parameters: Iterable[nn.Parameter], value: float, algorithm: str) -> None:
         """Clip the gradients of parameters in place, by "norm" or by "value"."""
-        if algorithm == "value":
-            torch.nn.utils.clip_grad_value_(parameters, value)
-        else:
-            torch.nn.utils.clip_grad_norm_(parameters, value)
+        clip_by_torch(parameters, value, algorithm)
 
     def mean(self, number: Tensor) -> Tensor:
         """The mean of a number over the ranks."""

@@ -62,6 +62,14 @@ def clip(parameters: Iterable[nn.Parameter], value: float, algorithm: str) -> No
         part.mul_(factor.to(part.device))
 
 
+def clip_by_torch(parameters: Iterable[nn.Parameter], value: float, algorithm: str) -> None:
+    """Clip gradients of one mesh, or of none, in place, by "norm" or by "value"."""
+    if algorithm == "value":
+        torch.nn.utils.clip_grad_value_(parameters, value)
+    else:
+        torch.nn.utils.clip_grad_norm_(parameters, value)
+
+
 def local_part(tensor: Any) -> Tensor:
     """The part of a sharded tensor that this rank holds, in the same memory; a plain tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

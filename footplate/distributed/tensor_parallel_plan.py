@@ -83,6 +83,7 @@ def _layers_of(name: str, owner: Any, size: int) -> Iterator[Planned]:
         styles = _checked(own(), owner)
 
     names = {part: layer for part, layer in owner.named_modules() if part}
+    patterns: dict[str, str] = {}
     for pattern, style in styles.items():
         parts = [part for part in names if _matches(part, pattern)]
         # Plans of transformers also name the layers of larger models of a family.
@@ -92,6 +93,12 @@ def _layers_of(name: str, owner: Any, size: int) -> Iterator[Planned]:
                 f"{did_you_mean(pattern, list(names))}"
             )
         for part in parts:
+            if part in patterns:
+                raise ConfigError(
+                    f"{type(owner).__name__}: the plan of tensor parallelism has two styles for {part}, "
+                    f'by "{patterns[part]}" and by "{pattern}". Give it one.'
+                )
+            patterns[part] = pattern
             yield f"{name}.{part}" if name else part, names[part], style
 
 

@@ -334,17 +334,21 @@ class Planned(Text):
         return self.plan
 
 
-def planned(*plan):
-    return type("Planned", (Planned,), {"plan": dict([plan]) if plan else None})
+def planned(*styles):
+    return type("Planned", (Planned,), {"plan": dict(styles) if styles else None})
 
 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (planned("net.blocks.*.upp", ColwiseParallel()), r'names "net.blocks.\*.upp", and there is no such layer'),
-        (planned("net.norm", "colwise"), r"has 'colwise' for \"net.norm\": expected a ParallelStyle"),
+        (planned(("net.blocks.*.upp", ColwiseParallel())), r'names "net.blocks.\*.upp", and there is no such layer'),
+        (
+            planned(("net.blocks.*.up", ColwiseParallel()), ("net.blocks.1.up", ColwiseParallel())),
+            r'two styles for net.blocks.1.up, by "net.blocks.\*.up" and by "net.blocks.1.up"',
+        ),
+        (planned(("net.norm", "colwise")), r"has 'colwise' for \"net.norm\": expected a ParallelStyle"),
         (planned(), r"tensor_parallel_plan\(\) returned NoneType: expected a dict"),
-        (planned("net.tokens", ColwiseParallel()), r"share one parameter, .* different ways: net.tokens.weight"),
+        (planned(("net.tokens", ColwiseParallel())), r"share one parameter, .* different ways: net.tokens.weight"),
     ],
 )
 def test_plans_that_cannot_be_followed_are_refused(tmp_path, module, message):
@@ -355,7 +359,7 @@ def test_plans_that_cannot_be_followed_are_refused(tmp_path, module, message):
     ranks.run(fit, 2)
 
 
-class Odd(planned("net.blocks.*.up", ColwiseParallel())):
+class Odd(planned(("net.blocks.*.up", ColwiseParallel()))):
     """Has layers that three ranks can't cut into equal parts."""
 
     def __init__(self, dropout):
