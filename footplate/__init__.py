@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from footplate.data.mixing.loader import MixedLoader as MixedLoader
     from footplate.data.table import Table as Table
     from footplate.distributed.fsdp_options import FSDPStrategy as FSDPStrategy
+    from footplate.distributed.model_parallel_options import ModelParallelStrategy as ModelParallelStrategy
     from footplate.hardware.base import Accelerator as Accelerator
     from footplate.launch.runner import Runner as Runner
     from footplate.planning.study import plan as plan
@@ -98,6 +99,7 @@ _HOMES = {
     "MissingExtra": "footplate.core.errors",
     "MixedLoader": "footplate.data.mixing.loader",
     "ModelCheckpoint": "footplate.callbacks.model_checkpoint",
+    "ModelParallelStrategy": "footplate.distributed.model_parallel_options",
     "ModelSummary": "footplate.callbacks.summary",
     "Module": "footplate.training.module",
     "Profiler": "footplate.training.profiler.settings",

@@ -79,7 +79,7 @@ class Adapter:
         raise ConfigError(f"logger: expected a footplate.Logger, got {type(logger).__name__}.")
 
     def our_strategy(self, strategy: Any) -> Any:
-        """Return our name, or an `FSDPStrategy`, for one of the library's strategy objects.
+        """Return our name, or our options, for one of the library's strategy objects.
 
         Raises:
             ConfigError: a strategy without a counterpart here.
@@ -92,6 +92,9 @@ class Adapter:
 
     def attach_profiler(self, profiler: Any, module: Any) -> None:
         """Tell one of the library's profilers which module is run."""
+
+    def ranks_met(self, module: Any, trainer: Any) -> None:
+        """Tell a module of the library, before its `configure_model`, that the ranks of the trainer have met."""
 
     def share_rank(self, rank: int) -> None:
         """Tell the library the rank of this process."""

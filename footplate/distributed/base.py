@@ -8,6 +8,7 @@
     marked(loss, …)          before each backward pass, and anyone_counts() after it: have all ranks skipped their batches?
     backward()               after the backward pass of a loss that the strategy has combined itself
     average(parameters)      average the gradients that the backward pass has not averaged
+    examine_gradients        before each optimizer step; and clip, if gradients are clipped
     whole / parts            a checkpoint's tensors: of the whole model on disk, in parts on the ranks
 
 Gradients are averaged over the ranks. Before that, the loss of a rank is weighted by its share of the global batch. So the
@@ -24,7 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from footplate.core.time_split import TimeSplit
+from footplate.distributed.gradient_norm import clip_by_torch
+from footplate.distributed.group import Group
 from footplate.distributed.meta_device import initializers_of, innermost_first, materialize
+from footplate.distributed.world import World
 
 
 class Strategy:
@@ -49,6 +53,23 @@ class Strategy:
     sharded: bool = False
     lockstep: bool = False
     times: TimeSplit | None = None
+
+    @property
+    def device_mesh(self) -> Any:
+        """The grid of the ranks, a `DeviceMesh`. None if they don't make one."""
+        return None
+
+    def data_world(self, world: World) -> World:
+        """The share of the rows that this process reads, as rank and world size. Ranks may have the same share."""
+        return world
+
+    def data_group(self, group: Group) -> Group:
+        """The ranks among which this process is the only one with its share of the rows. All ranks call it.
+
+        Args:
+            group: all ranks.
+        """
+        return group
 
     def check(self, module: Any) -> None:
         """Refuse a module that this strategy can't train.
@@ -95,6 +116,17 @@ class Strategy:
 
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
         """Average the gradients that no backward pass has averaged over the ranks."""
+
+    def examine_gradients(self, module: nn.Module) -> None:
+        """Look at the gradients of a window before they are used.
+
+        Raises:
+            ConfigError: the ranks would train different models.
+        """
+
+    def clip(self, parameters: Iterable[nn.Parameter], value: float, algorithm: str) -> None:
+        """Clip the gradients of parameters in place, by "norm" or by "value"."""
+        clip_by_torch(parameters, value, algorithm)
 
     def mean(self, number: Tensor) -> Tensor:
         """The mean of a number over the ranks."""

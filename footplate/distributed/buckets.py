@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,11 +33,16 @@ def buckets(tensors: Iterable[Tensor], nbytes: int = BUCKET_BYTES) -> Iterator[l
 
 
 @torch.no_grad()
-def send_from_first(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors with those of rank 0. Every rank passes the same tensors in the same order."""
+def send_from_first(tensors: Iterable[Tensor], group: Any = None) -> None:
+    """Overwrite tensors with those of rank 0. Every rank passes the same tensors in the same order.
+
+    Args:
+        tensors: the tensors.
+        group: a process group, whose first rank sends. Default: all ranks.
+    """
     for bucket in buckets(tensors):
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
-        dist.broadcast(flat, src=0)
+        dist.broadcast(flat, group=group, group_src=0)
         _unpack(flat, bucket)
 
 

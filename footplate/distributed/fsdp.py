@@ -38,6 +38,7 @@ from footplate.distributed.meta_device import (
     materialize,
     spanning_reset,
 )
+from footplate.distributed.model_parallel_options import ModelParallelStrategy
 from footplate.distributed.world import World
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 # A module stays sharded after a call of a trainer, and is trained again with the same collectives and options.
 _COLLECTIVES: WeakKeyDictionary[nn.Module, Collectives] = WeakKeyDictionary()
-_PREPARED: WeakKeyDictionary[nn.Module, tuple[FSDPStrategy, torch.dtype | None]] = WeakKeyDictionary()
+_PREPARED: WeakKeyDictionary[nn.Module, tuple[Any, torch.dtype | None]] = WeakKeyDictionary()
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -65,7 +66,7 @@ class FSDP(Strategy):
     sharded = True
     lockstep = True
 
-    def __init__(self, options: FSDPStrategy, autocast: torch.dtype | None = None) -> None:
+    def __init__(self, options: FSDPStrategy | ModelParallelStrategy, autocast: torch.dtype | None = None) -> None:
         self._options = options
         self._autocast = autocast
         self._buffers: list[Tensor] = []
@@ -91,7 +92,7 @@ class FSDP(Strategy):
         _register_steps(module)
         _PREPARED[module] = self._options, self._autocast
 
-    def _check_same(self, module: nn.Module, options: FSDPStrategy, autocast: torch.dtype | None) -> None:
+    def _check_same(self, module: nn.Module, options: Any, autocast: torch.dtype | None) -> None:
         """Refuse a module that an earlier trainer has sharded in another way."""
         if (options, autocast) != (self._options, self._autocast):
             raise ConfigError(
@@ -128,24 +129,16 @@ class FSDP(Strategy):
         """The layers to shard one by one, innermost first. Layers that the user has sharded are not among them."""
         from torch.distributed.fsdp import FSDPModule
 
-        types = self._options.auto_wrap_policy
-        if types is None:
+        if self._options.auto_wrap_policy is None:
             return list(repeated_blocks(module))
-        layers = layers_of(module, "auto_wrap_policy", types)
+        layers = layers_of(module, self._options, "auto_wrap_policy")
         return [layer for layer in layers if layer is not module and not isinstance(layer, FSDPModule)]
 
     def _settings(self) -> dict[str, Any]:
         """The arguments of `fully_shard`. What isn't given keeps torch's default."""
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        settings: dict[str, Any] = {}
-        if self._options.sharding_strategy == "SHARD_GRAD_OP":
-            settings["reshard_after_forward"] = False
-        if self._options.sharding_strategy == "HYBRID_SHARD":
-            world = World.present()
-            shape = self._options.device_mesh or (world.size // world.local_size, world.local_size)
-            settings["mesh"] = init_device_mesh(self._device.type, shape, mesh_dim_names=("replicate", "shard"))
+        settings = self._groups()
         if self._options.mixed_precision is not None:
             settings["mp_policy"] = self._options.mixed_precision
         elif self._autocast is not None:
@@ -155,14 +148,31 @@ class FSDP(Strategy):
             )
         return settings
 
+    def _groups(self) -> dict[str, Any]:
+        """The arguments of `fully_shard` that say over which ranks it shards, and for how long."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        options: Any = self._options
+        if options.sharding_strategy == "SHARD_GRAD_OP":
+            return {"reshard_after_forward": False}
+        if options.sharding_strategy == "HYBRID_SHARD":
+            world = World.present()
+            shape = options.device_mesh or (world.size // world.local_size, world.local_size)
+            return {"mesh": init_device_mesh(self._device.type, shape, mesh_dim_names=("replicate", "shard"))}
+        return {}
+
     def _place_unit(self, unit: nn.Module, sharded: list[nn.Module], initializers: Mapping[int, Initializer]) -> None:
         """Move a unit to the device, without the units in it that are sharded, with the numbers of rank 0."""
         materialize(innermost_first(unit, skip=sharded), self._device, initializers)
         layers = [layer for _, layer in innermost_first(unit, skip=sharded)]
         for layer in layers:
-            layer._apply(lambda tensor: tensor.to(self._device), recurse=False)
+            _apply_to(layer, lambda tensor: tensor.to(self._device))
         tensors = [tensor for layer in layers for tensor in (*layer.parameters(False), *layer.buffers(False))]
-        send_from_first({id(tensor): tensor for tensor in tensors}.values())
+        self._send_from_first({id(tensor): tensor for tensor in tensors}.values())
+
+    def _send_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite tensors with those of rank 0."""
+        send_from_first(tensors)
 
     def training_step(self, module: Any) -> Callable[..., Any]:
         self._buffers = list(module.buffers())
@@ -171,10 +181,10 @@ class FSDP(Strategy):
     def begin_batch(self, syncs: bool) -> None:
         if self._buffers:
             with self.communicating():
-                send_from_first(self._buffers)
+                self._send_from_first(self._buffers)
 
     def sync_buffers(self, module: nn.Module) -> None:
-        send_from_first(module.buffers())
+        self._send_from_first(module.buffers())
 
     def mean(self, number: Tensor) -> Tensor:
         return mean_over_ranks(number)
@@ -197,7 +207,7 @@ class FSDP(Strategy):
         from torch.distributed.tensor import DTensor
 
         if isinstance(state, DTensor):
-            return state.full_tensor().detach()
+            return _gathered(state)
         if isinstance(state, Mapping):
             return {key: self.whole(value) for key, value in state.items()}
         if isinstance(state, (list, tuple)):
@@ -235,6 +245,24 @@ class FSDP(Strategy):
             return tensor
         whole = tensor.to(parameter.device)
         return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _apply_to(layer: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+    """Apply a function to the tensors of a layer, without its parts if possible: torchmetrics objects take them along."""
+    alone = {"recurse": False} if "recurse" in inspect.signature(layer._apply).parameters else {}
+    layer._apply(function, **alone)
+
+
+@torch.no_grad()
+def _gathered(tensor: Any) -> Tensor:
+    """The whole of a sharded tensor. All ranks call it."""
+    from torch.distributed.tensor import Replicate
+
+    # Dimension by dimension: torch would warn of two collectives for one tensor, which two dimensions need.
+    for dimension in range(tensor.device_mesh.ndim):
+        placements = [*[Replicate()] * (dimension + 1), *tensor.placements[dimension + 1 :]]
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()
 
 
 def _refuse_meta(module: nn.Module) -> None:

@@ -48,23 +48,18 @@ class FSDPStrategy:
 
     def __post_init__(self) -> None:
         for option in ("auto_wrap_policy", "activation_checkpointing_policy"):
-            _check_types(option, getattr(self, option))
+            check_types(self, option)
         if self.sharding_strategy not in SHARDINGS:
             hint = did_you_mean(str(self.sharding_strategy), SHARDINGS)
             raise ConfigError(f"FSDPStrategy(sharding_strategy={self.sharding_strategy!r}) is unknown. {hint}")
         if self.device_mesh is not None:
             _check_mesh(self.device_mesh, self.sharding_strategy)
         if self.mixed_precision is not None:
-            _check_policy(self.mixed_precision)
+            check_policy(self)
 
     def __repr__(self) -> str:
         """The options that differ from the defaults. It is the same on all ranks, which compare it."""
-        options = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed = {field.name: options[field.name] for field in fields(self) if options[field.name] != field.default}
-        for name in {"auto_wrap_policy", "activation_checkpointing_policy"} & changed.keys():
-            # A set has another order in each process.
-            changed[name] = f"{{{', '.join(sorted(map(_name_of, changed[name])))}}}"
-        return f"FSDPStrategy({', '.join(f'{name}={value}' for name, value in changed.items())})"
+        return shown_options(self)
 
     def check_ranks(self, ranks: int) -> None:
         """Check that the groups of "HYBRID_SHARD" hold all ranks.
@@ -80,24 +75,34 @@ class FSDPStrategy:
             )
 
 
-def layers_of(module: nn.Module, option: str, types: LayerTypes) -> list[nn.Module]:
-    """The layers of a module that have one of some types, innermost first.
+def shown_options(options: Any) -> str:
+    """The text of a strategy's options: those that differ from the defaults."""
+    values = [(field, getattr(options, field.name)) for field in fields(options)]
+    changed = {field.name: value for field, value in values if value != field.default}
+    for name in {"auto_wrap_policy", "activation_checkpointing_policy"} & changed.keys():
+        # A set has another order in each process.
+        changed[name] = f"{{{', '.join(sorted(map(_name_of, changed[name])))}}}"
+    return f"{type(options).__name__}({', '.join(f'{name}={value}' for name, value in changed.items())})"
+
+
+def layers_of(module: nn.Module, options: Any, option: str) -> list[nn.Module]:
+    """The layers of a module that have one of the types of an option, innermost first.
 
     Args:
         module: the module.
-        option: the option's name, for the error.
-        types: the types, or their class names.
+        options: an `FSDPStrategy`, or other options with layer types.
+        option: the name of an option with types, or their class names.
 
     Raises:
         ConfigError: a type that no layer has.
     """
-    kinds = list(types or ())
+    kinds = list(getattr(options, option) or ())
     layers = [layer for layer in module.modules() if any(_has_type(layer, kind) for kind in kinds)]
     missing = [kind for kind in kinds if not any(_has_type(layer, kind) for layer in layers)]
     if missing:
         there = sorted({type(layer).__name__ for layer in module.modules() if layer is not module})
         raise ConfigError(
-            f"FSDPStrategy({option}=…): {type(module).__name__} has no layer of type "
+            f"{type(options).__name__}({option}=…): {type(module).__name__} has no layer of type "
             f"{', '.join(sorted(map(_name_of, missing)))}. It has {', '.join(there) or 'no layers'}."
         )
     # `modules` yields a layer before its parts.
@@ -112,7 +117,13 @@ def _has_type(layer: nn.Module, kind: type[nn.Module] | str) -> bool:
     return type(layer).__name__ == kind if isinstance(kind, str) else isinstance(layer, kind)
 
 
-def _check_types(option: str, types: Any) -> None:
+def check_types(options: Any, option: str) -> None:
+    """Check an option with layer types.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    types = getattr(options, option)
     fits = types is None or (
         isinstance(types, Collection)
         and not isinstance(types, str)
@@ -120,8 +131,8 @@ def _check_types(option: str, types: Any) -> None:
     )
     if not fits:
         raise ConfigError(
-            f"FSDPStrategy({option}={types!r}): expected a set of layer types, such as {{nn.TransformerEncoderLayer}}, or "
-            'of their names, such as {"TransformerEncoderLayer"}.'
+            f"{type(options).__name__}({option}={types!r}): expected a set of layer types, such as "
+            '{nn.TransformerEncoderLayer}, or of their names, such as {"TransformerEncoderLayer"}.'
         )
 
 
@@ -133,12 +144,19 @@ def _check_mesh(mesh: Any, sharding: str) -> None:
         raise ConfigError(f'FSDPStrategy(device_mesh={mesh!r}) needs sharding_strategy="HYBRID_SHARD".')
 
 
-def _check_policy(policy: Any) -> None:
+def check_policy(options: Any) -> None:
+    """Check the option `mixed_precision`, which is given.
+
+    Raises:
+        ConfigError: it isn't FSDP2's.
+    """
     # Import it here: it imports much of torch, and few programs give a policy.
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+    policy = options.mixed_precision
     if not isinstance(policy, MixedPrecisionPolicy):
         raise ConfigError(
-            f"FSDPStrategy(mixed_precision={policy!r}): expected a torch.distributed.fsdp.MixedPrecisionPolicy. For "
-            'bfloat16 with autocast, leave it out and use precision="bf16-mixed".'
+            f"{type(options).__name__}(mixed_precision={policy!r}): expected a "
+            "torch.distributed.fsdp.MixedPrecisionPolicy. "
+            'For bfloat16 with autocast, leave it out and use precision="bf16-mixed".'
         )

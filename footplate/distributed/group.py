@@ -44,14 +44,21 @@ _default_group: Any = None
 
 
 class Group:
-    """The ranks of one training. With a single process, every method works without communication.
+    """The ranks of one training, or a part of them. With a single process, every method works without communication.
+
+    Args:
+        world: the rank of this process, and the number of ranks.
+        host: the process group between hosts.
+        devices: the process group between devices. Default: torch's default group.
 
     Attributes:
         world: the ranks of this process.
+        devices: as given.
     """
 
-    def __init__(self, world: World, host: Any = None) -> None:
+    def __init__(self, world: World, host: Any = None, devices: Any = None) -> None:
         self.world = world
+        self.devices = devices
         self._host = host
 
     @property
@@ -72,7 +79,7 @@ class Group:
         if not self.is_distributed:
             return [value]
         values: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
-        dist.gather_object(value, values, dst=0, group=self._host)
+        dist.gather_object(value, values, group=self._host, group_dst=0)
         return values or []
 
     def from_first(self, value: Any) -> Any:
@@ -80,7 +87,7 @@ class Group:
         if not self.is_distributed:
             return value
         box = [value if self.world.rank == 0 else None]
-        dist.broadcast_object_list(box, src=0, group=self._host)
+        dist.broadcast_object_list(box, group=self._host, group_src=0)
         return box[0]
 
     def ask_first(self, question: Callable[[], Any]) -> Any:
@@ -138,10 +145,10 @@ class Group:
         if sync_grads:
             from torch.distributed.nn.functional import all_gather
 
-            return torch.stack(list(all_gather(tensor)))
+            return torch.stack(list(all_gather(tensor, self.devices or dist.group.WORLD)))
         tensor = tensor.contiguous()
         tensors = [torch.empty_like(tensor) for _ in range(self.world.size)]
-        dist.all_gather(tensors, tensor)
+        dist.all_gather(tensors, tensor, group=self.devices)
         return torch.stack(tensors)
 
 

@@ -1,4 +1,4 @@
-"""The strategies, by Lightning's names, or with options (`FSDPStrategy`)."""
+"""The strategies, by Lightning's names, or with options (`FSDPStrategy`, `ModelParallelStrategy`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from footplate.core.errors import ConfigError, did_you_mean
 from footplate.distributed.base import Strategy
 from footplate.distributed.fsdp_options import FSDPStrategy
+from footplate.distributed.model_parallel_options import ModelParallelStrategy
 
+Options = FSDPStrategy | ModelParallelStrategy
 NAMES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp", "replicas")
 
 _INSTEAD = {
@@ -23,31 +25,33 @@ _INSTEAD = {
 }
 
 
-def name_of(strategy: str | FSDPStrategy) -> str:
+def name_of(strategy: str | Options) -> str:
     """The name of a strategy."""
-    return strategy if isinstance(strategy, str) else "fsdp"
+    if isinstance(strategy, str):
+        return strategy
+    return "fsdp" if isinstance(strategy, FSDPStrategy) else "model_parallel"
 
 
-def options_of(strategy: str | FSDPStrategy) -> FSDPStrategy:
-    """The options of a strategy; the defaults if it was given by name."""
+def options_of(strategy: str | Options) -> Options:
+    """The options of a strategy; those of "fsdp" if it was given by name."""
     return FSDPStrategy() if isinstance(strategy, str) else strategy
 
 
-def check_strategy(strategy: str) -> str:
-    """Check a strategy's name, and return it.
+def check_strategy(strategy: str | Options) -> str:
+    """Return a strategy's name, after a check if it was given by name.
 
     Raises:
         ConfigError: it is none of `NAMES`; the error says what to write instead.
     """
-    if strategy in NAMES:
-        return strategy
+    if not isinstance(strategy, str) or strategy in NAMES:
+        return name_of(strategy)
     instead = _INSTEAD.get(strategy) or _INSTEAD.get(strategy.partition("_")[0])
     hint = f"{instead}." if instead else did_you_mean(strategy, NAMES)
     raise ConfigError(f'strategy="{strategy}" is not supported: {hint}')
 
 
 def make_strategy(
-    strategy: str | FSDPStrategy,
+    strategy: str | Options,
     ranks: int,
     devices: Sequence[torch.device] = (),
     autocast: torch.dtype | None = None,
@@ -59,17 +63,12 @@ def make_strategy(
         ranks: the number of processes that train together.
         devices: of this process.
         autocast: the type of the computation in a mixed precision.
-
-    Raises:
-        ConfigError: the options don't fit this number of ranks.
     """
     name = name_of(strategy)
     if name == "replicas" and len(devices) > 1:
         from footplate.distributed.replicas import Replicas
 
         return Replicas(devices)
-    if name == "fsdp":
-        options_of(strategy).check_ranks(ranks)
     if ranks == 1:
         return Strategy()
     if name == "fsdp":
@@ -79,6 +78,32 @@ def make_strategy(
     from footplate.distributed.ddp import DDP
 
     return DDP(find_unused_parameters=name == "ddp_find_unused_parameters_true")
+
+
+def make_model_parallel(
+    options: ModelParallelStrategy,
+    ranks: int,
+    ranks_of_machine: int,
+    device: torch.device,
+    backend: str,
+    autocast: torch.dtype | None = None,
+) -> Strategy:
+    """Make the strategy of model parallelism.
+
+    Args:
+        options: the user's.
+        ranks: the number of processes that train together, or will.
+        ranks_of_machine: how many of them are on this machine.
+        device: of this process.
+        backend: of the collectives between devices.
+        autocast: the type of the computation in a mixed precision.
+
+    Raises:
+        ConfigError: the options don't fit this number of ranks.
+    """
+    from footplate.distributed.model_parallel import ModelParallel
+
+    return ModelParallel(options, options.sizes(ranks, ranks_of_machine), device, backend, autocast)
 
 
 def make_logical(name: str, total: int, process: int, processes: int) -> Strategy:

@@ -29,7 +29,7 @@ from footplate.step.base import Step, StepSpec
 from footplate.step.closure import step_by_closure
 from footplate.step.manual import SCALED_CLOSURE, ManualOptimisation
 from footplate.step.optimizers import StepOptimizer, may_use_closure, wants_closure
-from footplate.step.phases import Phases, clip_gradients, parameters_of
+from footplate.step.phases import Phases, parameters_of
 from footplate.step.torch_compile import compile_children, in_graphs
 from footplate.step.torch_internals import clearer, stepper
 from footplate.step.window import Window
@@ -184,7 +184,7 @@ class EagerStep(Phases, Step):
             return
         if not self._automatic:
             self._manual.begin_clipping(optimizer)
-        clip_gradients(optimizer, value, algorithm)
+        self._strategy.clip(parameters_of(optimizer), value, algorithm)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {} if self._scaler is None else {"scaler": self._scaler.state_dict()}
@@ -247,6 +247,8 @@ class EagerStep(Phases, Step):
     def finish_gradients(self) -> None:
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
+        if self._distributed:
+            self._strategy.examine_gradients(self.spec.module)
         if self._window.single and self._window.weight is None:
             return
         weight = self._window.total_weight()

@@ -37,7 +37,7 @@ class ManualOptimisation:
 
     def __init__(self, spec: StepSpec, scaler: Any, window: Window) -> None:
         self._strategy, self._distributed = spec.strategy, spec.strategy.is_distributed
-        self._scaler, self._window = scaler, window
+        self._module, self._scaler, self._window = spec.module, scaler, window
         self._backward_passes = 0
         # Optimizers by id: averaged since the last backward pass; stepped since the last update of the scale; and the
         # number of backward passes after which the gradients were unscaled.
@@ -107,6 +107,7 @@ class ManualOptimisation:
         if self._distributed and id(optimizer) not in self._averaged:
             self._averaged.add(id(optimizer))
             self._strategy.average(parameters_of(optimizer))
+            self._strategy.examine_gradients(self._module)
 
     def _averaging(self, optimizer: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
         """A closure whose gradients are averaged whenever the optimizer runs it."""

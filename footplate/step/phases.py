@@ -27,9 +27,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from footplate.distributed.gradient_norm import clip_by_torch
 
 Hooks = tuple[Callable[..., Any], ...]
 
@@ -212,9 +213,5 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 def clip_gradients(optimizer: Any, value: float | None, algorithm: str) -> None:
     """Clip the gradients of an optimizer's parameters in place, by "norm" or by "value"; None or 0 clips nothing."""
-    if not value:
-        return
-    if algorithm == "value":
-        torch.nn.utils.clip_grad_value_(parameters_of(optimizer), value)
-    else:
-        torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), value)
+    if value:
+        clip_by_torch(parameters_of(optimizer), value, algorithm)

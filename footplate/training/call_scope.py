@@ -20,6 +20,7 @@ import torch
 
 from footplate.callbacks import ModelCheckpoint, ModelSummary, ProgressBar
 from footplate.callbacks.ambient import present
+from footplate.core.adapters import adapter_of
 from footplate.core.errors import CheckpointError
 from footplate.core.hooks import Hooks, order_of, overrides
 from footplate.core.stacks import answering
@@ -168,5 +169,8 @@ def call_setup(run: Run) -> None:
         for callback in added:
             if overrides(callback, "setup"):
                 callback.setup(run.trainer, run.module, stage=stage)
+    adapter = adapter_of(run.module)
+    if adapter is not None:
+        adapter.ranks_met(run.module, run.trainer)
     with run.precision.default_type():
         run.module.configure_model()

@@ -25,6 +25,7 @@ from footplate.callbacks.base import Callback
 from footplate.callbacks.timer import Duration
 from footplate.core.errors import ConfigError
 from footplate.distributed.fsdp_options import FSDPStrategy
+from footplate.distributed.model_parallel_options import ModelParallelStrategy
 from footplate.hardware.base import Accelerator, Devices
 from footplate.tracking.base import Logger
 from footplate.training import argument_checks, env_arguments
@@ -64,8 +65,9 @@ class TrainerConfig:
             connected to (Ray, Spark), which chooses the machines. In processes that are started already, it must match
             their number.
         strategy: how several processes train one model. "auto" or "ddp": each holds the whole model. "fsdp": each holds a
-            part; an `FSDPStrategy` has its options. "ddp_find_unused_parameters_true": as "ddp", for models whose steps use
-            only some parameters. "replicas": one process, with a thread for each device.
+            part; an `FSDPStrategy` has its options. A `ModelParallelStrategy`: the ranks of a group share the work on each
+            layer. "ddp_find_unused_parameters_true": as "ddp", for models whose steps use only some parameters.
+            "replicas": one process, with a thread for each device.
         logical_ranks: cut each global batch into this number of shares, whatever the number of processes, so that training
             gives the same bits on any number up to it. See docs/guide/logical-ranks.md. Default: a share for each process.
         precision: "32-true" (default), "bf16-mixed", "16-mixed", "bf16-true", "16-true" or "64-true", if the accelerator
@@ -137,7 +139,7 @@ class TrainerConfig:
     accelerator: str | Accelerator = argument("auto")
     devices: Devices = argument("auto")
     num_nodes: int = argument(1, count(at_least=1))
-    strategy: str | FSDPStrategy = argument("auto")
+    strategy: str | FSDPStrategy | ModelParallelStrategy = argument("auto")
     logical_ranks: int | None = argument(None, count(at_least=1, or_none=True), same_on_all_ranks=True)
     precision: str | int | None = argument(None)
     logger: Logger | Iterable[Logger] | bool | None = argument(None)

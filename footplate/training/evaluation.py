@@ -35,7 +35,7 @@ from footplate.training.logical import EVALUATION
 from footplate.training.metrics import MetricLog, Values
 from footplate.training.prefetching import batches_of, read_ahead
 from footplate.training.profiling import Profile, profiled_batches, recorder
-from footplate.training.rank_checks import check_order
+from footplate.training.rank_checks import check_order, same_rows
 from footplate.training.saving import end_on_signal
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ def _open_loader(
     # In lockstep, the ranks end together, when the first of them has no batch left.
     if run.parallel.lockstep and not even(loader):
         batches = together(batches, run.group, stage)
+    batches = same_rows(run, loader, batches)
     if evaluation.profile is not None:
         batches = profiled_batches(batches, evaluation.profile, f"[_EvaluationLoop].{LOADERS[stage]}_next")
     return batches, transfer
@@ -199,7 +200,7 @@ def _weight(run: Run, loader: Any) -> Callable[[int], float] | None:
     """Return the function from a batch's index to the weight of this rank's share, or of the running logical rank's."""
     logical = run.logical
     if logical is None or not isinstance(loader, LogicalLoader):
-        return weigher(loader, run.world)
+        return weigher(loader, run.data_world)
     return lambda batch_idx: loader.weight(logical.position or 0, batch_idx)
 
 

@@ -93,7 +93,10 @@ def predict(
     predictions: list[list[Any]] = [[] for _ in loaders]
     writer = None
     if output is not None:
-        writer = PredictionWriter(run.group.from_first(run.placement.for_all(Path(output))), run.group)
+        # The first of the ranks that read the same rows writes.
+        writes = run.world.rank % run.ranks_of_a_share == 0
+        share = run.data_world.rank if writes else None
+        writer = PredictionWriter(run.group.from_first(run.placement.for_all(Path(output))), run.group, share)
 
     def sink(prediction: Any, batch_idx: int, index: int) -> None:
         # A GPU has no room for the predictions of all batches, and a CUDA graph overwrites those of the batch before.

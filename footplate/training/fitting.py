@@ -166,7 +166,7 @@ def _read(run: Run, path: Place) -> dict[str, Any]:
     check_resumed(run.config.logical_ranks, loaded, str(path))
     if run.logical is not None:
         return run.logical.part_of(loaded)
-    return part_of(loaded, run.world, lambda path: run.module.get_submodule(path)._reductions)
+    return part_of(loaded, run.data_world, lambda path: run.module.get_submodule(path)._reductions)
 
 
 def _loader_position(loaded: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -82,10 +82,10 @@ def training_loader(run: Run, argument: Any, limit: Any, saved: dict[str, Any] |
     if run.logical is not None:
         loader = logical_loader(user_loader, run.seed, run.logical.worlds, not overfit)
     else:
-        loader = adapt(user_loader, run.seed, not overfit, run.world, run.config.use_distributed_sampler)
+        loader = adapt(user_loader, run.seed, not overfit, run.data_world, run.config.use_distributed_sampler)
     run.read_from("train", [loader])
     if saved is None and run.logical is None and run.ranks_meant > run.world.size:
-        saved = as_meant(loader.state_dict(), run.ranks_meant, run.world.size)
+        saved = as_meant(loader.state_dict(), run.ranks_meant // run.ranks_of_a_share, run.data_ranks)
     if saved is not None:
         loader.load_state_dict(saved)
     total = count_batches(loader)
@@ -142,7 +142,7 @@ def evaluation_loaders(run: Run, stage: str, argument: Any, limit: Any) -> tuple
     if run.logical is not None and stage != "predict":
         loaders = [logical_loader(loader, run.seed, run.logical.worlds) for loader in separate]
     else:
-        loaders = [share_out(loader, run.seed, run.world, shared) for loader in separate]
+        loaders = [share_out(loader, run.seed, run.data_world, shared) for loader in separate]
     run.read_from(name, loaders)
     totals = [count_batches(loader) for loader in loaders]
     if run.parallel.lockstep and run.group.is_distributed:

@@ -38,7 +38,7 @@ from footplate.training.monitor_check import check_monitors
 from footplate.training.multi_step import chunks, each_transferred, next_chunk, varying
 from footplate.training.prefetching import batches_of, read_ahead
 from footplate.training.profiling import profiled_batches, recorder
-from footplate.training.rank_checks import check_order
+from footplate.training.rank_checks import check_order, same_rows
 from footplate.training.reloading import made_at, making_loaders
 from footplate.training.saving import end_on_signal
 
@@ -87,7 +87,7 @@ class TrainingLoop:
         self._ahead = read_ahead(run, loader, "training")
         self.source = loader if self._ahead is None else self._ahead
         self.weight = (
-            weigher(loader, run.world) if run.logical is None else functools.partial(_logical_weight, run, loader)
+            weigher(loader, run.data_world) if run.logical is None else functools.partial(_logical_weight, run, loader)
         )
         self._val_every = run.val_check_batches
         self._made_at = made_at(run.progress.epoch, run.config.reload_dataloaders_every_n_epochs)
@@ -108,7 +108,7 @@ class TrainingLoop:
         self._reload()
         run, progress = self.run, self.run.progress
         total, transfer = run.num_training_batches, run.transfer(moved=self._ahead is not None)
-        seed_step = rng.step_seeder(rng.mix(run.seed, run.world.rank), run.device)
+        seed_step = rng.step_seeder(rng.mix(run.seed, run.data_world.rank), run.device)
         self._begin_epoch()
 
         ended = progress.batch_idx >= total or self.stops_here()
@@ -130,7 +130,7 @@ class TrainingLoop:
             batches = profiled_batches(batches, profile, "[_TrainingEpochLoop].train_dataloader_next")
         if self._several and not even(loader):
             batches = together(batches, run.group, "training")
-        return batches
+        return batches if ended else same_rows(run, loader, batches)
 
     def _train_chunks(
         self,
@@ -276,14 +276,14 @@ class TrainingLoop:
         """
         run, ahead, progress = self.run, self._ahead, self._progress
         total, transfer = run.num_training_batches, run.transfer(moved=ahead is not None)
-        seed_step = rng.step_seeder(rng.mix(run.seed, run.world.rank), run.device)
+        seed_step = rng.step_seeder(rng.mix(run.seed, run.data_world.rank), run.device)
         self.source.set_epoch(progress.epoch)
         check_order(run, self.loader)
         batches = batches_of(self.loader, ahead, total)
         if self._several and not even(self.loader):
             batches = together(batches, run.group, "training")
         self._agreement.begin()
-        unlogged = run.logging_to(MetricLog(run.module, by_step=False, group=run.group))
+        unlogged = run.logging_to(MetricLog(run.module, by_step=False, group=run.placement.data_group))
         with torch.no_grad(), unlogged:
             for batch_idx, batch in enumerate(batches if math.isinf(total) else itertools.islice(batches, int(total))):
                 seed_step(progress.batches + batch_idx)

@@ -216,7 +216,8 @@ class Monitor:
         """Return the floating-point operations of one batch, of all ranks. None if they aren't known."""
         if self._looks.examined is None:
             return run.step.flops() or None
-        return self._looks.examined.flops * run.world.size or None
+        # Operations on cut tensors count as a whole on each rank of a share.
+        return self._looks.examined.flops * run.data_world.size or None
 
     def _send(self, run: Run, now: Mark) -> None:
         """Send the shares and rates since the last time to the loggers."""

@@ -4,6 +4,7 @@
     world                              rank and world size of this process, from the environment of its launcher
     parallel                           the strategy: how the ranks share one model
     group                              the ranks, once they have met
+    data_group                         those of them that read different rows
 
 A trainer chooses once, when it is made. The ranks meet when its first call begins.
 """
@@ -20,8 +21,17 @@ import torch
 from footplate.checkpoint.storage import Place
 from footplate.core.adapters import adapters_in_use
 from footplate.core.errors import ConfigError
+from footplate.distributed.fsdp_options import FSDPStrategy
 from footplate.distributed.group import ALONE, Group, join
-from footplate.distributed.strategies import Strategy, check_strategy, make_logical, make_strategy, name_of
+from footplate.distributed.model_parallel_options import ModelParallelStrategy
+from footplate.distributed.strategies import (
+    Strategy,
+    check_strategy,
+    make_logical,
+    make_model_parallel,
+    make_strategy,
+    name_of,
+)
 from footplate.distributed.world import World
 from footplate.hardware.base import Accelerator, Devices
 from footplate.hardware.legacy import modernise
@@ -49,6 +59,7 @@ class Placement:
         parallel: the strategy.
         sync_batchnorm: replace layers of batch norm by torch's `SyncBatchNorm`.
         group: the ranks. Only this process until they have met.
+        data_group: this rank, and those that read other rows and hold the same part of the model.
     """
 
     accelerator: Accelerator
@@ -60,6 +71,7 @@ class Placement:
     parallel: Strategy
     sync_batchnorm: bool
     group: Group = ALONE
+    data_group: Group = ALONE
 
     @property
     def ranks_asked(self) -> int:
@@ -79,6 +91,7 @@ class Placement:
         if self.world.size == 1 or self.group.is_distributed:
             return False
         self.group = join(self.world, self.accelerator.process_group_backend, self.device)
+        self.data_group = self.parallel.data_group(self.group)
         return True
 
     def for_all(self, place: Place) -> Place:
@@ -112,12 +125,18 @@ def place(config: TrainerConfig) -> Placement:
     refused = {
         "compile": config.compile, "sync_batchnorm": config.sync_batchnorm, "min_devices": config.min_devices
     }  # fmt: skip
-    check_replicas(check_strategy(name_of(config.strategy)), world.size, nodes, refused)
+    check_replicas(check_strategy(config.strategy), world.size, nodes, refused)
 
-    # The number of ranks in torch's process group.
+    # The number of ranks in torch's process group, now and once they are started.
     ranks = 1 if single_controller else world.size
+    future_ranks = ranks if world.launched or single_controller else nodes * len(device_ids)
+    if isinstance(config.strategy, FSDPStrategy):
+        config.strategy.check_ranks(future_ranks)
     every_device = [accelerator.torch_device(index) for index in device_ids]
-    if config.logical_ranks is None:
+    if config.logical_ranks is None and isinstance(config.strategy, ModelParallelStrategy):
+        asked = nodes, len(device_ids)
+        parallel = _model_parallel(config.strategy, accelerator, device, world, asked, chosen, config.min_devices)
+    elif config.logical_ranks is None:
         parallel = make_strategy(config.strategy, ranks, every_device, chosen.autocast)
     else:
         check_arguments(config, accelerator, device, world, nodes * len(device_ids))
@@ -127,6 +146,39 @@ def place(config: TrainerConfig) -> Placement:
     placement = Placement(accelerator, chosen, world, nodes, device_ids, device, parallel, sync_batchnorm)
     check_fewest(config.min_devices, placement.ranks_asked)
     return placement
+
+
+def _model_parallel(
+    options: ModelParallelStrategy,
+    accelerator: Accelerator,
+    device: torch.device,
+    world: World,
+    asked: tuple[int, int],
+    precision: Precision,
+    min_devices: int | None,
+) -> Strategy:
+    """Make the strategy of model parallelism, for the ranks that were started, or that this process will start.
+
+    Args:
+        options: the user's.
+        accelerator: the kind of device.
+        device: of this process.
+        world: rank and world size of this process.
+        asked: `num_nodes`, and the devices of each.
+        precision: of the computation.
+        min_devices: the trainer's argument.
+
+    Raises:
+        ConfigError: the options don't fit the ranks, or `min_devices`.
+    """
+    if min_devices is not None:
+        raise ConfigError(
+            f"min_devices={min_devices} doesn't go with {options!r}: a group can't go on without one of its ranks. Leave "
+            "min_devices out."
+        )
+    ranks, of_machine = (world.size, world.local_size) if world.launched else (asked[0] * asked[1], asked[1])
+    backend = accelerator.process_group_backend
+    return make_model_parallel(options, ranks, of_machine, device, backend, precision.autocast)
 
 
 def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> list[int]:

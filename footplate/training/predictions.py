@@ -33,16 +33,18 @@ class PredictionWriter:
     Args:
         path: the directory. All ranks see it.
         group: the ranks. All of them make a writer, enter it and leave it.
+        share: this rank's share of the rows; its number is in the names of files. None if another rank writes that share.
 
     Raises:
         ConfigError: `path` holds something that is not a table of predictions.
     """
 
-    def __init__(self, path: Path, group: Group = ALONE) -> None:
+    def __init__(self, path: Path, group: Group = ALONE, share: int | None = 0) -> None:
         group.ask_first(lambda: self._check(path))
         self.path = path
         self._group = group
-        self._prefix = f"part-{group.world.rank:03}-" if group.is_distributed else "part-"
+        self._share = share
+        self._prefix = f"part-{share or 0:03}-" if group.is_distributed else "part-"
         self._temporary = path.with_name(f".tmp-{path.name}-{group.from_first(uuid.uuid4().hex)}")
         self._writer: pq.ParquetWriter | None = None
         self._files = 0
@@ -80,6 +82,8 @@ class PredictionWriter:
 
     def write(self, prediction: Any) -> None:
         """Append a batch: a tensor (column "prediction"), or a dict of tensors and lists of one length."""
+        if self._share is None:
+            return
         batch = to_record_batch(prediction)
         if self._writer is None or self._rows >= ROWS_PER_FILE:
             if self._writer is not None:

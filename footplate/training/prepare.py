@@ -20,6 +20,7 @@ from footplate.core.adapters import adapter_of, adapters_in_use, adapters_of, al
 from footplate.core.errors import ConfigError, DataError, did_you_mean
 from footplate.core.hooks import overrides
 from footplate.distributed.fsdp_options import FSDPStrategy
+from footplate.distributed.model_parallel_options import ModelParallelStrategy
 from footplate.tracking.base import Logger
 from footplate.training.argument_checks import as_list
 from footplate.training.config import NAMES, TrainerConfig
@@ -57,20 +58,20 @@ def refuse_arguments(unknown: dict[str, Any]) -> None:
             raise ConfigError(f"Trainer({name}={value!r}) is {adapter.name}'s and not supported here: {hint}.")
 
 
-def our_strategy(strategy: Any) -> str | FSDPStrategy:
+def our_strategy(strategy: Any) -> str | FSDPStrategy | ModelParallelStrategy:
     """Our name or options for a strategy, which may be another library's object.
 
     Raises:
         ConfigError: an object that stands for no strategy here.
     """
-    if isinstance(strategy, (str, FSDPStrategy)):
+    if isinstance(strategy, (str, FSDPStrategy, ModelParallelStrategy)):
         return strategy
     adapter = adapter_of(strategy)
     if adapter is None:
         raise ConfigError(
             f'strategy={strategy!r} is of type {type(strategy).__name__}: expected a name ("auto", "ddp", '
-            '"ddp_find_unused_parameters_true", "fsdp", "replicas"), an FSDPStrategy, or a strategy object of '
-            f"{' or '.join(packages())}."
+            '"ddp_find_unused_parameters_true", "fsdp", "replicas"), an FSDPStrategy, a ModelParallelStrategy, or a '
+            f"strategy object of {' or '.join(packages())}."
         )
     return adapter.our_strategy(strategy)
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from footplate.core.hashing import hashed
 from footplate.data.adapters.rank_shares import draw_order, shared_content
 from footplate.distributed.consistency import blind, check_alike, digest, parameters_of
 from footplate.distributed.strategies import options_of
+from footplate.distributed.uneven_loaders import close
 from footplate.training.config import COMPARED
 
 if TYPE_CHECKING:
@@ -158,6 +159,35 @@ def check_order(run: Run, loader: Any) -> None:
             "share out by RANK."
         )
         check_alike(run.group, {"the order of rows": drawn}, hint, DataError)
+
+
+def same_rows(run: Run, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """Return the batches of a pass over a loader, whose first batch is compared between the ranks of each share.
+
+    The trainer shares out some loaders, and their rows can only be the same. Any other loader reads what it likes.
+    """
+    if run.ranks_of_a_share == 1 or shared_content(loader):
+        return batches
+    return _compared(run, batches)
+
+
+def _compared(run: Run, batches: Iterator[Any]) -> Iterator[Any]:
+    first = next(batches, None)
+    hashes, ranks = run.group.gather(digest(first)), run.ranks_of_a_share
+    for rank, content in enumerate(hashes):
+        if content != hashes[rank - rank % ranks]:
+            raise DataError(
+                f"Ranks {rank - rank % ranks} and {rank} belong to one tensor-parallel group, and their loaders gave them "
+                "different rows. Share the rows out by device_mesh['data_parallel'] and not by RANK, and draw random "
+                "numbers from a seed that both have; or give a map-style DataLoader or a footplate.data.Loader, which the "
+                "trainer shares out."
+            )
+    try:
+        if first is not None:
+            yield first
+        yield from batches
+    finally:
+        close(batches)
 
 
 def read_alike(run: Run, path: Place, read: Callable[[Place], Any]) -> Any:

@@ -211,14 +211,19 @@ class Run:
         return self.world.size if self.launch_id is None else self.placement.ranks_asked
 
     @property
-    def data_ranks(self) -> int:
-        """The number of shares of a global batch: of logical ranks, or of processes."""
-        return self.world.size if self.logical is None else self.logical.total
+    def data_world(self) -> World:
+        """The share of the rows that this process reads. With tensor parallelism, several ranks read the same share."""
+        return self.parallel.data_world(self.world)
 
     @property
-    def data_rank(self) -> int:
-        """The share of this process, or of the logical rank whose code runs."""
-        return self.world.rank if self.logical is None else self.logical.rank
+    def ranks_of_a_share(self) -> int:
+        """The number of ranks that read the same rows."""
+        return self.world.size // self.data_world.size
+
+    @property
+    def data_ranks(self) -> int:
+        """The number of shares of a global batch: of logical ranks, or of processes that read different rows."""
+        return self.data_world.size if self.logical is None else self.logical.total
 
     def agree(self) -> None:
         """Begin to agree with the other ranks on signals, `should_stop` and the clock."""
@@ -298,7 +303,7 @@ class Run:
     def new_metrics(self, by_step: bool) -> MetricLog:
         """Return an empty log of metrics."""
         if self.logical is None or self.stage == "predict":
-            return MetricLog(self.module, by_step, self.group)
+            return MetricLog(self.module, by_step, self.placement.data_group)
         return LogicalMetricLog(self.module, by_step, len(self.logical.own), self.group)
 
     def keep_collected(self) -> None:

@@ -119,7 +119,8 @@ def collect_state(run: Run, weights_only: bool, whole: bool) -> dict[str, Any]:
         state["metrics"] = state["metrics"][0]
     elif run.group.is_distributed and not weights_only:
         own = {name: state[name] for name in OWN if name != "step" or run.parallel.own_gradients}
-        state["ranks"] = run.group.gather_to_first(to_device(own, CPU))
+        # Ranks that read the same rows have the same part.
+        state["ranks"] = run.group.gather_to_first(to_device(own, CPU))[:: run.ranks_of_a_share]
     _call_save_hooks(run, state, weights_only)
     return state
 

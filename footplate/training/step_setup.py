@@ -19,6 +19,7 @@ from footplate.hardware.base import Accelerator
 from footplate.hardware.transfer import to_device
 from footplate.step.base import Step, StepSpec
 from footplate.step.optimizers import StepOptimizer
+from footplate.training.metrics.torchmetrics_objects import gather_over, gather_over_all
 from footplate.training.multi_step import between_any_two, rates_ahead
 from footplate.training.profiling import profile_step, recorder
 from footplate.training.rank_checks import check_model
@@ -34,12 +35,14 @@ def prepare_module(run: Run) -> None:
     check_model(run)
     run.precision.convert_module(run.module)
     if run.placement.sync_batchnorm:
-        torch.nn.SyncBatchNorm.convert_sync_batchnorm(run.module)
-    recomputed = options_of(run.config.strategy).activation_checkpointing_policy
-    if recomputed is not None:
-        checkpoint_activations(layers_of(run.module, "activation_checkpointing_policy", recomputed))
+        torch.nn.SyncBatchNorm.convert_sync_batchnorm(run.module, run.placement.data_group.devices)
+    options = options_of(run.config.strategy)
+    if options.activation_checkpointing_policy is not None:
+        checkpoint_activations(layers_of(run.module, options, "activation_checkpointing_policy"))
     run.parallel.place(run.module, run.device)
     run.parallel.prepare(run.module)
+    if run.placement.data_group.devices is not None:
+        gather_over(run.module, run.placement.data_group.devices)
 
 
 def leave_device(run: Run) -> None:
@@ -47,6 +50,8 @@ def leave_device(run: Run) -> None:
 
     A sharded module stays, and so do weights that an accelerator keeps itself.
     """
+    if run.placement.data_group.devices is not None:
+        gather_over_all(run.module, run.placement.data_group.devices)
     if run.device.type == "cpu" or run.parallel.sharded:
         return
     cpu = torch.device("cpu")

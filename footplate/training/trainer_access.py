@@ -61,6 +61,13 @@ class TrainerAccess:
         return self._trainer.world.local_rank if self._trainer else 0
 
     @property
+    def device_mesh(self) -> Any:
+        """The grid of the ranks in `configure_model`, with `ModelParallelStrategy`: a `DeviceMesh` with the dimensions
+        "data_parallel" and "tensor_parallel". None with any other strategy.
+        """
+        return self._trainer.parallel.device_mesh if self._trainer else None
+
+    @property
     def logger(self) -> Logger | None:
         """The first logger of the trainer."""
         return self._trainer.logger if self._trainer else None

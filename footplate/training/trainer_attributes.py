@@ -308,10 +308,10 @@ class TrainerAttributes:
     # Computed attributes that a program may replace by a value of its own
 
     model = Computed[Any](lambda trainer: trainer.module)
-    global_rank = Computed[int](lambda trainer: trainer.run.data_rank)
+    global_rank = Computed[int](lambda trainer: _rank_and_size(trainer)[0])
     local_rank = Computed[int](lambda trainer: trainer.world.local_rank)
     node_rank = Computed[int](lambda trainer: trainer.world.rank // trainer.world.local_size)
-    world_size = Computed[int](lambda trainer: trainer.run.data_ranks)
+    world_size = Computed[int](lambda trainer: _rank_and_size(trainer)[1])
     num_devices = Computed[int](lambda trainer: len(trainer.device_ids))
     num_nodes = Computed[int](lambda trainer: trainer.world.size // trainer.world.local_size)
     is_global_zero = Computed[bool](lambda trainer: trainer.world.rank == 0)
@@ -353,6 +353,12 @@ class TrainerAttributes:
 for _name in NAMES:
     if not hasattr(TrainerAttributes, _name) and _name not in TrainerAttributes.__annotations__:
         setattr(TrainerAttributes, _name, Fixed(_name))
+
+
+def _rank_and_size(trainer: TrainerAttributes) -> tuple[int, int]:
+    """The rank of this process and the number of processes, or those of logical ranks."""
+    world, logical = trainer.world, trainer.run.logical
+    return (world.rank, world.size) if logical is None else (logical.rank, logical.total)
 
 
 def _loaders(trainer: TrainerAttributes, stage: str) -> Any:

@@ -149,11 +149,12 @@ def _make(call: Call) -> Outcome | None:
     trainer.show_callbacks(call.callbacks)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("footplate").setLevel(call.log_level if trainer.world.rank == 0 else logging.WARNING)
-    rng.seed_globals(rng.mix(trainer.seed, trainer.world.rank))
+    rng.seed_globals(rng.mix(trainer.seed, trainer.run.data_world.rank))
 
     returned = getattr(trainer, call.method)(call.module, **call.arguments)
     if call.method == "predict" and isinstance(returned, list):
-        returned = _in_order(trainer.group.gather_to_first(to_device(returned, CPU)), len(trainer.num_predict_batches))
+        of_ranks = trainer.group.gather_to_first(to_device(returned, CPU))[:: trainer.run.ranks_of_a_share]
+        returned = _in_order(of_ranks, len(trainer.num_predict_batches))
     weights = None
     if call.method == "fit":
         weights = to_device(trainer.parallel.whole(trainer.parallel.state_dict(trainer.module)), CPU)

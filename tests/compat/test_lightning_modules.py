@@ -333,7 +333,7 @@ def test_lightnings_hooks_get_the_outputs_of_a_step_as_a_dict(trainer: Any, form
 
 
 def test_lightnings_strategy_objects_stand_for_names(trainer: Any) -> None:
-    from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+    from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
     given = [DDPStrategy(), DDPStrategy(find_unused_parameters=True), SingleDeviceStrategy(torch.device("cpu"))]
     names = [trainer(strategy=strategy).config.strategy for strategy in given]
@@ -344,6 +344,7 @@ def test_lightnings_strategy_objects_stand_for_names(trainer: Any) -> None:
     )  # fmt: skip
     assert trainer(strategy=FSDPStrategy()).config.strategy == fp.FSDPStrategy()
     assert trainer(strategy=mesh).config.strategy == fp.FSDPStrategy({nn.Linear}, {nn.ReLU}, "HYBRID_SHARD", (1, 1))
+    assert trainer(strategy=ModelParallelStrategy(1, 1)).config.strategy == fp.ModelParallelStrategy(1, 1)
 
     compressed = DDPStrategy(ddp_comm_hook=print)
     offloaded, one_by_one = FSDPStrategy(cpu_offload=True), FSDPStrategy(auto_wrap_policy=lambda *args: True)
@@ -351,6 +352,7 @@ def test_lightnings_strategy_objects_stand_for_names(trainer: Any) -> None:
         (DDPStrategy(static_graph=True), "static_graph"), (compressed, "ddp_comm_hook"), (3, "int"),
         (offloaded, "cpu_offload"), (one_by_one, "auto_wrap_policy"), (FSDPStrategy(limit_all_gathers=False), "limit_all"),
         (FSDPStrategy(sharding_strategy="NO_SHARD"), 'strategy="ddp"'),
+        (ModelParallelStrategy(save_distributed_checkpoint=False), "save_distributed_checkpoint"),
     ):  # fmt: skip
         with pytest.raises(fp.ConfigError, match=said):
             trainer(strategy=refused)

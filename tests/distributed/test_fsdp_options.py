@@ -279,10 +279,14 @@ def test_a_forward_pass_that_the_user_has_put_on_a_layer_stays():
     assert torch.equal(block(torch.ones(2, requires_grad=True)), torch.full((2,), 2.0))
 
 
+def units_of(model, types):
+    return layers_of(model, fp.FSDPStrategy(auto_wrap_policy=types), "auto_wrap_policy")
+
+
 def test_layers_are_found_innermost_first():
     model = Net()
-    assert layers_of(model, "auto_wrap_policy", {Block, nn.Linear})[-1] is model.first
-    position = {id(layer): place for place, layer in enumerate(layers_of(model, "", {Block, nn.Linear}))}
+    assert units_of(model, {Block, nn.Linear})[-1] is model.first
+    position = {id(layer): place for place, layer in enumerate(units_of(model, {Block, nn.Linear}))}
     assert position[id(model.one)] > position[id(model.one.up)]
 
 
@@ -318,6 +322,11 @@ def test_groups_must_hold_all_ranks(tmp_path):
         train(tmp_path, strategy)
 
 
+def test_groups_are_compared_with_the_ranks_that_a_trainer_will_start(tmp_path):
+    strategy = fp.FSDPStrategy(sharding_strategy="HYBRID_SHARD", device_mesh=(2, 2))
+    fp.Trainer(accelerator="cpu", devices=4, strategy=strategy, default_root_dir=tmp_path, max_epochs=1)
+
+
 def test_the_text_of_options_is_the_same_in_each_process():
     types = {Block, nn.Linear, "Embedding"}
     text = "FSDPStrategy(auto_wrap_policy={Block, Embedding, Linear}, sharding_strategy=SHARD_GRAD_OP)"
@@ -330,9 +339,9 @@ def test_types_of_one_name_are_all_found():
         """Another one."""
 
     model = nn.Sequential(Linear(), nn.Linear(1, 1))
-    assert layers_of(model, "auto_wrap_policy", {Linear, nn.Linear}) == [model[1], model[0]]
-    assert layers_of(model, "auto_wrap_policy", {nn.Linear}) == [model[1]]
-    assert layers_of(model, "auto_wrap_policy", {"Linear"}) == [model[1], model[0]]
+    assert units_of(model, {Linear, nn.Linear}) == [model[1], model[0]]
+    assert units_of(model, {nn.Linear}) == [model[1]]
+    assert units_of(model, {"Linear"}) == [model[1], model[0]]
 
 
 def test_ranks_with_different_options_refuse_to_train(tmp_path):

@@ -10,10 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from models import ranks
 from models.small import dataset
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from .common import equal, loader, make, same, seeded, weights
 
@@ -44,8 +47,8 @@ class Lit(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-def train(root: Path, batch_size: int, **settings: Any) -> Any:
-    model, trainer = seeded(Lit), make(root, **settings)
+def train(root: Path, batch_size: int, module: type = Lit, **settings: Any) -> Any:
+    model, trainer = seeded(module), make(root, **settings)
     trainer.fit(model, loader(50, batch_size), loader(33, batch_size))
     model.write(root / "written")
     return trainer.parallel.whole(weights(model)), float(trainer.callback_metrics["val_loss"])
@@ -58,6 +61,28 @@ def test_a_lightning_module_learns_on_two_ranks_what_it_learns_alone(strategy, t
     same(alone[0], first[0])
     equal(first[0], second[0])
     assert first[1] == second[1] == pytest.approx(alone[1], rel=1e-4)
+
+
+class Cut(Lit):
+    """Cuts and shards its layers as in Lightning's guide to tensor parallelism."""
+
+    def configure_model(self) -> None:
+        mesh = self.device_mesh
+        if mesh is not None:
+            parallelize_module(self.net, mesh["tensor_parallel"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            fully_shard(self.net, mesh=mesh["data_parallel"])
+
+
+def test_a_lightning_module_may_cut_its_layers(tmp_path):
+    alone = train(tmp_path / "alone", 16)
+
+    def run():
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2)
+        return train(tmp_path / "four", 8, module=Cut, strategy=strategy)
+
+    for found in ranks.run(run, 4):
+        same(alone[0], found[0])
+        assert found[1] == pytest.approx(alone[1], rel=1e-4)
 
 
 class Writer(BasePredictionWriter):

@@ -154,3 +154,28 @@ def test_the_states_of_two_ranks_merge_to_one_with_the_same_totals():
     log._entries.pop("seen")
     found = log.epoch_values().callback
     assert found == {"x": pytest.approx((1 * 2 + 2 * 2 + 5 * 1) / 5), "accuracy": pytest.approx(2 / 3), "top": 5.0}
+
+
+class Averaged(Plain):
+    """Logs the mean of its losses by a torchmetrics object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.mean(loss.detach())
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        return loss
+
+
+def test_a_torchmetrics_object_is_not_sharded_with_its_module(tmp_path):
+    def run() -> tuple[float, float]:
+        trainer = make(tmp_path, strategy="fsdp", max_epochs=1)
+        trainer.fit(seeded(Averaged), loader(48))
+        return float(trainer.callback_metrics["mean"]), float(trainer.callback_metrics["train_loss"])
+
+    first, second = ranks.run(run, 2)
+    assert first == second
+    assert first[0] == pytest.approx(first[1])

@@ -1,7 +1,8 @@
 """Models of transformers, built on the meta device.
 
 A Llama is trained by four ranks in memory that one rank couldn't hold it in. They are killed, and two go on. It is
-exported, and transformers loads it and generates the same text.
+exported, and transformers loads it and generates the same text. FSDP2 does this alone, and with tensor parallelism.
+The plans of transformers cut its models so that they compute what they compute in one process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from torch.utils.data import DataLoader
 import footplate as fp
 from footplate import checkpoint
 from footplate.distributed.meta_device import initializers_of, innermost_first, materialize
+from footplate.distributed.tensor_parallel_plan import planned_layers
+
+from .common import make, same
 
 BLOCK = {"LlamaDecoderLayer"}
 VOCABULARY, LENGTH = 512, 16
@@ -126,10 +130,14 @@ def test_models_of_transformers_get_the_numbers_that_they_draw_when_they_are_bui
 
 
 SHARDED = fp.FSDPStrategy(auto_wrap_policy=BLOCK, activation_checkpointing_policy=BLOCK)
+CUT = fp.ModelParallelStrategy(tensor_parallel_size=2, auto_wrap_policy=BLOCK, activation_checkpointing_policy=BLOCK)
 
 
 @pytest.mark.slow
-def test_a_llama_that_one_rank_cannot_hold_trains_on_four_goes_on_with_two_and_generates_in_transformers(tmp_path):
+@pytest.mark.parametrize(("strategy", "rows"), [(SHARDED, (4, 8)), (CUT, (8, 16))], ids=["sharded", "cut and sharded"])
+def test_a_llama_that_one_rank_cannot_hold_trains_on_four_goes_on_with_two_and_generates_in_transformers(
+    tmp_path, strategy, rows
+):
     from transformers import LlamaForCausalLM
 
     with pytest.raises(AssertionError, match="can't allocate memory"):
@@ -137,11 +145,11 @@ def test_a_llama_that_one_rank_cannot_hold_trains_on_four_goes_on_with_two_and_g
 
     run = tmp_path / "run"
     with pytest.raises(AssertionError, match="exit statuses"):
-        ranks.run(lambda: train(run, 4, 8, SHARDED, MARGIN_MB, [KilledAfter(5)]), 4)
+        ranks.run(lambda: train(run, rows[0], 8, strategy, MARGIN_MB, [KilledAfter(5)]), 4)
     # The ranks may have been killed before the checkpoint of step 4 was on the disk.
     assert checkpoint.read_meta(checkpoint.newest([run / "checkpoints"]))["global_step"] in (2, 4)
 
-    first, second = ranks.run(lambda: train(run, 8, 8, SHARDED, ckpt_path="last"), 2)
+    first, second = ranks.run(lambda: train(run, rows[1], 8, strategy, ckpt_path="last"), 2)
     assert first == second == (8, {"LlamaDecoderLayer", "Text"})
 
     model = Text.load_from_checkpoint(checkpoint.newest([run / "checkpoints"]))
@@ -150,3 +158,54 @@ def test_a_llama_that_one_rank_cannot_hold_trains_on_four_goes_on_with_two_and_g
     start = torch.tensor([[1, 2, 3]])
     written = loaded.generate(start, max_new_tokens=8, do_sample=False)
     assert torch.equal(written, model.llama.generate(start, max_new_tokens=8, do_sample=False))
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Gemma3Text"])
+def test_the_plans_of_transformers_cut_a_model_that_learns_the_same(tmp_path, family):
+    import transformers
+
+    name = {"Gemma3Text": "Gemma3ForCausalLM"}.get(family, f"{family}ForCausalLM")
+    config = getattr(transformers, f"{family}Config")(**OF_DECODERS)
+
+    class Learner(fp.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = getattr(transformers, name)(config)
+
+        def training_step(self, batch, batch_idx):
+            return self.model(input_ids=batch, labels=batch).loss
+
+        def configure_optimizers(self):
+            # Adam makes large steps of gradients that are rounding errors.
+            return torch.optim.SGD(self.parameters(), lr=0.3, momentum=0.9)
+
+    def learn(root, strategy):
+        torch.manual_seed(0)
+        trainer, module = make(root, strategy=strategy, max_epochs=1, gradient_clip_val=0.5), Learner()
+        rows = [(7 * row + torch.arange(LENGTH)) % OF_DECODERS["vocab_size"] for row in range(16)]
+        trainer.fit(module, DataLoader(rows, 4))
+        state = trainer.parallel.state_dict(module)
+        cut = {name for name, value in state.items() if getattr(value, "_local_tensor", value).shape != value.shape}
+        return trainer.parallel.whole(state), cut
+
+    whole, _ = learn(tmp_path / "whole", "auto")
+    for learned, cut in ranks.run(lambda: learn(tmp_path / "cut", fp.ModelParallelStrategy(1, 2)), 2):
+        same(whole, learned)
+        assert "model.model.layers.1.self_attn.q_proj.weight" in cut
+        assert "model.lm_head.weight" in cut
+
+
+def test_a_size_that_does_not_divide_the_heads_is_refused():
+    import transformers
+
+    config = transformers.LlamaConfig(**OF_DECODERS)
+    with pytest.raises(fp.ConfigError, match=r"tensor_parallel_size=4: .* num_key_value_heads=2"):
+        planned_layers(transformers.LlamaForCausalLM(config), 4)
+
+
+def test_a_style_of_transformers_that_is_not_known_is_refused():
+    import transformers
+
+    config = transformers.Qwen3MoeConfig(**OF_DECODERS, num_experts=2, moe_intermediate_size=16, num_experts_per_tok=1)
+    with pytest.raises(fp.ConfigError, match=r"which Footplate doesn't know. It knows colwise, rowwise"):
+        planned_layers(transformers.Qwen3MoeForCausalLM(config), 2)

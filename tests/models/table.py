@@ -83,7 +83,7 @@ MODULE = (
         "use `footplate.compat.lightning.load_from_checkpoint(YourModule, path)`, or give it the torch file that "
         "`footplate checkpoint convert` makes"),
     Row("fabric", "different", "always None"),
-    Row("device_mesh", "different", "always None"),
+    Row("device_mesh", "different", "None, but with a `ModelParallelStrategy`"),
     Row("to_onnx", "different", "Lightning's own; it needs the `onnx` packages. `footplate.export_model` writes `.pt2`"),
     Row("to_tensorrt", "different", "Lightning's own; it needs `torch_tensorrt`"),
 )  # fmt: skip
@@ -109,7 +109,8 @@ ARGUMENTS = (
     Row("strategy", "different", "by name: \"auto\", \"ddp\", \"ddp_find_unused_parameters_true\", \"fsdp\" (which is "
         "FSDP2), and \"replicas\", in the place of the \"dp\" that Lightning had; `DDPStrategy`, with no "
         "option but `find_unused_parameters`, stands for its name; `FSDPStrategy` for [ours](../guide/sharding.md) with "
-        "its types of layers, sharding and mesh; other objects and names are refused"),
+        "its types of layers, sharding and mesh; `ModelParallelStrategy` for [ours](../guide/tensor-parallel.md) with its "
+        "sizes; other objects and names are refused"),
     Row("logger", "different", "`True` is a CSV file, not TensorBoard. Rows are numbered by optimizer steps taken, from 1 "
         "(Lightning: by batches, from 0)"),
     Row("accumulate_grad_batches", "different", "a step may return a sum of losses with its weight, for a [mean over "

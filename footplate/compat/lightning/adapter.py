@@ -31,7 +31,7 @@ from footplate.core.adapters import Adapter
 from footplate.core.device_scalar import DeviceScalar
 from footplate.core.errors import ConfigError, MissingExtra
 from footplate.core.hooks import overrides, step_arguments
-from footplate.distributed.fsdp_options import FSDPStrategy
+from footplate.distributed.strategies import Options
 from footplate.training.prepare import bind_to_trainer
 
 if TYPE_CHECKING:
@@ -123,6 +123,11 @@ class LightningAdapter(Adapter):
                 bind_to_trainer(part, trainer)
                 part.__dict__["_call_batch_hook"] = types.MethodType(_call_batch_hook, part)
 
+    def ranks_met(self, module: Any, trainer: Trainer) -> None:
+        for part in module.modules():
+            if part is module or is_lightning(part):
+                part.__dict__["_device_mesh"] = trainer.parallel.device_mesh
+
     def batch_outputs(self, output: Any, trainer: Trainer) -> dict[str, Any]:
         """Convert a step's output into Lightning's dict: empty for a skipped batch, and its "loss" as Lightning has it.
 
@@ -151,7 +156,7 @@ class LightningAdapter(Adapter):
     def translate_logger(self, logger: Any) -> Any:
         return translate_logger(logger)
 
-    def our_strategy(self, strategy: Any) -> str | FSDPStrategy:
+    def our_strategy(self, strategy: Any) -> str | Options:
         return our_strategy(strategy)
 
     def make_profiler(self, name: str) -> Any:
@@ -262,7 +267,7 @@ def _strategy(trainer: Trainer) -> Any:
         broadcast=lambda value, src=0: group.gather(value)[src],
         barrier=lambda name=None: group.barrier(),
         all_gather=trainer.all_gather,
-        world_size=trainer.run.data_ranks,
+        world_size=trainer.world_size,
         is_global_zero=trainer.world.rank == 0,
     )
 

@@ -65,7 +65,7 @@ class PredictionCollector(ours.Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: Any) -> None:
         loaders = trainer.predict_dataloaders
         loaders = loaders if isinstance(loaders, (list, tuple)) else [loaders]
-        self._orders = [_order(loader, trainer.world) for loader in loaders]
+        self._orders = [_order(loader, trainer.run.data_world) for loader in loaders]
         self._outputs: list[list[Any]] = [[] for _ in loaders]
         self.epoch_batch_indices: list[list[list[int]]] = [[] for _ in loaders]
         self.current_batch_indices: list[int] = []

@@ -6,13 +6,15 @@ from typing import Any
 
 from footplate.core.errors import ConfigError
 from footplate.distributed.fsdp_options import SHARDINGS, FSDPStrategy, LayerTypes
+from footplate.distributed.model_parallel_options import ModelParallelStrategy
+from footplate.distributed.strategies import Options
 
 # Options of FSDPStrategy that say how Lightning's FSDP stores parameters. Ours stores them one by one.
 _WITHOUT_EFFECT = ("use_orig_params",)
 
 
-def our_strategy(strategy: Any) -> str | FSDPStrategy:
-    """Return our name or options for a `DDPStrategy`, an `FSDPStrategy` or a `SingleDeviceStrategy`.
+def our_strategy(strategy: Any) -> str | Options:
+    """Return our name or options for one of Lightning's strategies: DDP, FSDP, model-parallel or single-device.
 
     Raises:
         ConfigError: another strategy, or an option that has no counterpart.
@@ -20,6 +22,8 @@ def our_strategy(strategy: Any) -> str | FSDPStrategy:
     kind = type(strategy).__name__
     if kind == "FSDPStrategy":
         return _sharded(strategy)
+    if kind == "ModelParallelStrategy":
+        return _model_parallel(strategy)
     options = dict(getattr(strategy, "_ddp_kwargs", {}))
     unused = options.pop("find_unused_parameters", False)
     more = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period", "process_group_backend")
@@ -28,8 +32,8 @@ def our_strategy(strategy: Any) -> str | FSDPStrategy:
         shown = f" with {', '.join(options)}" if options else ""
         raise ConfigError(
             f'strategy={kind}(…){shown}: expected a name ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp", '
-            '"replicas"), or a DDPStrategy, FSDPStrategy or SingleDeviceStrategy of Lightning without other options than '
-            "find_unused_parameters and those of footplate.FSDPStrategy."
+            '"replicas"), or a DDPStrategy, FSDPStrategy, ModelParallelStrategy or SingleDeviceStrategy of Lightning '
+            "without other options than find_unused_parameters and those of footplate.FSDPStrategy."
         )
     if kind == "SingleDeviceStrategy":
         return "auto"
@@ -55,6 +59,16 @@ def _sharded(strategy: Any) -> FSDPStrategy:
     if options or recomputed:
         raise _refused(", ".join({**options, **recomputed}), "footplate.FSDPStrategy has no such option")
     return FSDPStrategy(units, layers, sharding, None if mesh is None else tuple(mesh))  # type: ignore[arg-type]
+
+
+def _model_parallel(strategy: Any) -> ModelParallelStrategy:
+    for option, usual in (("save_distributed_checkpoint", True), ("process_group_backend", None)):
+        if getattr(strategy, f"_{option}") != usual:
+            raise ConfigError(
+                f"ModelParallelStrategy({option}=…) of Lightning can't run here: ranks write their shards themselves, and "
+                "the accelerator chooses the backend. Leave it out."
+            )
+    return ModelParallelStrategy(strategy._data_parallel_size, strategy._tensor_parallel_size)
 
 
 def _types(option: str, policy: Any) -> LayerTypes:

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from footplate.core import rng
 from footplate.core.errors import ConfigError
 from footplate.data.adapters.combined import flatten, holds_loaders, mode_of
+from footplate.data.adapters.rank_shares import of_share
 from footplate.data.adapters.seeded_dataloader import SeededDataLoader
 from footplate.data.adapters.torch_dataloader import has_begun, with_own_positions
 from footplate.data.adapters.training_combination import TrainingCombination
@@ -61,6 +62,7 @@ def adapt(loader: Any, seed: int, shuffle: bool = True, world: World = SINGLE, s
     if is_map_style:
         return ReplayedLoader(loader) if has_begun(loader) else SeededDataLoader(loader, seed, shuffle, world, shared)
 
+    loader = of_share(loader, world)
     has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     if has_state and hasattr(loader, "set_epoch") and not isinstance(loader, DataLoader):
         return loader if shuffle else SameEpoch(loader)

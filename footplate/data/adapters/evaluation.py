@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from footplate.data.adapters.combination import Combination
 from footplate.data.adapters.combined import CombinedLoader, flatten, is_combined, leaves_of, mode_of
 from footplate.data.adapters.logical_loader import LogicalLoader
+from footplate.data.adapters.rank_shares import of_share
 from footplate.data.adapters.seeded_dataloader import SeededDataLoader
 from footplate.data.adapters.torch_dataloader import (
     announce_epoch,
@@ -37,6 +38,7 @@ def share_out(loader: Any, seed: int, world: World, shared: bool = True) -> Any:
         leaves, build = flatten(loader)
         parts = [share_out(leaf, seed, world, shared) for leaf in with_own_positions(leaves)]
         return Combination(parts, build, mode_of(loader, "sequential"))
+    loader = of_share(loader, world)
     if not shared or world.size == 1 or not isinstance(loader, DataLoader):
         return loader
     if isinstance(loader.dataset, IterableDataset) or has_begun(loader):

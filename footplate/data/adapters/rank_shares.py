@@ -77,6 +77,19 @@ class _LoaderWeights:
         return self._loader.rank_rows(batch) * self._world.size / self._loader.batch_rows(batch)
 
 
+def of_share(loader: Any, world: World) -> Any:
+    """Return a `footplate.data.Loader` that reads the rows of a share, and any other loader as it is.
+
+    Such a loader takes the process's rank and world size, unless it was given others. With tensor parallelism, several
+    ranks have the same share.
+    """
+    if not _is_loader(loader) or loader._world is not None or not 1 <= world.size < loader.world.size:
+        return loader
+    own = loader.beside()
+    own.world = world
+    return own
+
+
 def _unwrapped(loader: Any) -> Any:
     loader = loader.loader if isinstance(loader, SameEpoch) else loader
     # All logical ranks have the same rows to share, and the same number of batches.

@@ -45,5 +45,8 @@ def to_floats(values: Iterable[Any], name: str = "a metric") -> list[float]:
 def snapshot_value(value: Any) -> Any:
     """Return a copy of the value on its device, so that its owner may change it in place later."""
     if isinstance(value, Tensor):
+        # With `loss_parallel`, a loss is a sharded tensor, and all ranks log it.
+        whole: Any = value
+        value = whole.full_tensor() if hasattr(whole, "full_tensor") else value
         return value.detach().clone()
     return value if isinstance(value, DeviceScalar) else float(value)

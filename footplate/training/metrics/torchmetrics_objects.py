@@ -37,6 +37,23 @@ def would_deadlock(metric: Any, items: list[dict[str, int]], ranks: int) -> bool
     return False
 
 
+def gather_over(module: nn.Module, group: Any) -> None:
+    """Let the torchmetrics objects of a module gather their states over a process group, unless they have one.
+
+    Ranks that read the same rows would count them several times.
+    """
+    for part in module.modules():
+        if is_torchmetric(part) and getattr(part, "process_group", group) is None:
+            part.process_group = group
+
+
+def gather_over_all(module: nn.Module, group: Any) -> None:
+    """Undo `gather_over`, so that the module can be copied: a process group can't."""
+    for part in module.modules():
+        if is_torchmetric(part) and getattr(part, "process_group", None) is group:
+            part.process_group = None  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+
+
 def to_device(value: Any, device: torch.device) -> Any:
     """Return a state with its tensors on a device."""
     if isinstance(value, list):
