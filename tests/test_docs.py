@@ -171,7 +171,7 @@ def test_training_shows_the_hooks_in_the_order_in_which_they_come(tmp_path):
     ("page", "heading", "package", "base"),
     [
         ("docs/guide/metrics-and-callbacks.md", "Callbacks", callbacks, fp.Callback),
-        ("docs/guide/trackers.md", "Log to files, the console and W&B", tracking, fp.Logger),
+        ("docs/guide/trackers.md", "Log to files, the console, W&B and Trackio", tracking, fp.Logger),
     ],
 )
 def test_every_callback_and_logger_has_a_row_on_its_page(page, heading, package, base):
