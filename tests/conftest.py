@@ -140,7 +140,7 @@ def slurm() -> Iterator[slurm_cluster.SlurmCluster]:
 
 
 @pytest.fixture
-def trainer(tmp_path: Path, request: pytest.FixtureRequest):
+def make_trainer(tmp_path: Path, request: pytest.FixtureRequest):
     """A function that makes quiet trainers, all in one run directory."""
 
     def make(**kwargs: Any) -> fp.Trainer:

@@ -24,10 +24,10 @@ def measured(name: str, file: Path, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--json", str(file), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=560)
     assert file.exists(), ended.stderr
-    found = json.loads(file.read_text())
-    assert list(found) == ["benchmark", "ratios", "figures", "rows", "machine", "versions"]
-    assert found["benchmark"] == name
-    return found
+    document = json.loads(file.read_text())
+    assert list(document) == ["benchmark", "ratios", "figures", "rows", "machine", "versions"]
+    assert document["benchmark"] == name
+    return document
 
 
 @pytest.mark.slow
@@ -46,9 +46,9 @@ def test_a_training_killed_in_ten_ways_is_bit_for_bit_the_one_that_was_left_alon
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_killed_rank_is_back_with_and_without_the_process_that_forks_it(tmp_path):
-    found = measured("recovery", tmp_path / "recovery.json", "--quick")
-    assert found["figures"]["recovered"] == found["figures"]["kills"] == 2
-    seconds = {row["name"]: row["seconds"] for row in found["rows"]}
+    figures = measured("recovery", tmp_path / "recovery.json", "--quick")
+    assert figures["figures"]["recovered"] == figures["figures"]["kills"] == 2
+    seconds = {row["name"]: row["seconds"] for row in figures["rows"]}
     assert 0 < seconds["footplate warm, 2 ranks"] < seconds["footplate cold, 2 ranks"]
 
 

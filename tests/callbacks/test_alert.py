@@ -50,24 +50,24 @@ def data(rows=12):
 
 
 @pytest.fixture
-def fit(trainer):
+def fit(make_trainer):
     """Train for one epoch of 12 steps with a rule; return the messages."""
 
     def run(rule, model, to=None, **options):
         messages = []
         channel = to if to is not None else messages.append
         alert = fp.Alert(rule, to=channel, **options)
-        trainer(max_epochs=1, callbacks=[alert], log_every_n_steps=1).fit(model, data())
+        make_trainer(max_epochs=1, callbacks=[alert], log_every_n_steps=1).fit(model, data())
         return messages
 
     return run
 
 
-def test_messages_are_recorded_in_the_runs_directory_over_all_calls(fit, trainer, tmp_path):
+def test_messages_are_recorded_in_the_runs_directory_over_all_calls(fit, make_trainer, tmp_path):
     for _ in range(2):
         messages = []
         alert = fp.Alert("train_loss > 5", to=messages.append)
-        run = trainer(max_epochs=1, callbacks=[alert], log_every_n_steps=1)
+        run = make_trainer(max_epochs=1, callbacks=[alert], log_every_n_steps=1)
         run.fit(Net([1.0] * 8 + [9.0] * 4), data())
         assert len(messages) == 1
     recorded = [json.loads(line) for line in (Path(run.default_root_dir) / "alerts.jsonl").read_text().splitlines()]
@@ -196,10 +196,10 @@ def test_a_metric_that_comes_back_soon_sends_nothing_more(fit):
     assert len(fit("train_loss > 4.5", Net(values))) == 1
 
 
-def test_a_metric_of_validation_is_checked(trainer):
+def test_a_metric_of_validation_is_checked(make_trainer):
     messages = []
     alert = fp.Alert("val_loss >= 3", to=messages.append)
-    trainer(max_epochs=2, callbacks=[alert]).fit(Net(), data(), data(2))
+    make_trainer(max_epochs=2, callbacks=[alert]).fit(Net(), data(), data(2))
     assert [message.value for message in messages] == [3.0]
 
 
@@ -292,7 +292,7 @@ def test_a_server_that_always_fails_gets_a_bounded_number_of_requests(fit, web, 
     assert "s3cr3t" not in caplog.text
 
 
-def test_a_server_that_hangs_does_not_stall_training(trainer, web, quick, caplog, monkeypatch):
+def test_a_server_that_hangs_does_not_stall_training(make_trainer, web, quick, caplog, monkeypatch):
     monkeypatch.setattr("footplate.callbacks.alert.CLOSE_TIMEOUT_S", 1.0)
     server = web(None, None, None, None)
     ended = []
@@ -300,7 +300,7 @@ def test_a_server_that_hangs_does_not_stall_training(trainer, web, quick, caplog
     model.on_train_end = lambda: ended.append(len(server.bodies))
     alert = fp.Alert("train_loss > 0", to=fp.Webhook(server.url))
     began = time.monotonic()
-    run = trainer(max_epochs=1, callbacks=[alert], log_every_n_steps=1)
+    run = make_trainer(max_epochs=1, callbacks=[alert], log_every_n_steps=1)
     run.fit(model, data())
     # The first request was still waiting for its answer when training ended.
     assert ended in ([0], [1])
@@ -356,14 +356,14 @@ def test_a_function_that_raises_is_a_warning(fit, caplog):
 
 
 @pytest.mark.slow
-def test_with_two_processes_the_first_alone_sends(trainer, tmp_path):
+def test_with_two_processes_the_first_alone_sends(make_trainer, tmp_path):
     received = tmp_path / "messages"
 
     def keep(message):
         with received.open("a") as file:
             file.write(f"{message.rule}\n")
 
-    trainer(devices=2, max_epochs=1, log_every_n_steps=1, callbacks=[fp.Alert("train_loss > 0", to=keep)]).fit(
+    make_trainer(devices=2, max_epochs=1, log_every_n_steps=1, callbacks=[fp.Alert("train_loss > 0", to=keep)]).fit(
         Net(), data()
     )
     assert received.read_text() == "train_loss > 0\n"

@@ -26,30 +26,30 @@ class Saver(Named):
     order = 2
 
 
-def test_they_act_in_the_order_given_and_those_that_save_come_last(trainer):
+def test_they_act_in_the_order_given_and_those_that_save_come_last(make_trainer):
     events: list[str] = []
     callbacks = [Saver("saver", events), Named("first", events), Named("second", events)]
-    trainer(max_epochs=1, callbacks=callbacks).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, callbacks=callbacks).fit(Classifier(), loader())
     assert events == ["first", "second", "saver"]
 
 
-def test_a_module_brings_callbacks_of_its_own_which_replace_those_of_the_same_type(trainer):
+def test_a_module_brings_callbacks_of_its_own_which_replace_those_of_the_same_type(make_trainer):
     events: list[str] = []
 
     class Brings(Classifier):
         def configure_callbacks(self):
             return [Saver("the module's", events)]
 
-    made = trainer(max_epochs=1, callbacks=[Saver("the trainer's", events), Named("other", events)])
+    trainer = make_trainer(max_epochs=1, callbacks=[Saver("the trainer's", events), Named("other", events)])
     for _ in range(2):
-        made.fit(Brings(), loader())
+        trainer.fit(Brings(), loader())
     assert events == ["other", "the module's"] * 2
-    made.fit(Classifier(), loader())
+    trainer.fit(Classifier(), loader())
     assert events[4:] == ["other", "the trainer's"]
 
 
 @pytest.mark.parametrize("group", ["footplate.callbacks_factory", "lightning.pytorch.callbacks_factory"])
-def test_an_installed_package_adds_callbacks_of_its_own(group, trainer, tmp_path, monkeypatch):
+def test_an_installed_package_adds_callbacks_of_its_own(group, make_trainer, tmp_path, monkeypatch):
     about = tmp_path / "watching-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: watching\nVersion: 1.0\n")
@@ -62,38 +62,38 @@ def test_an_installed_package_adds_callbacks_of_its_own(group, trainer, tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     if group.startswith("lightning"):
         importlib.import_module("lightning.pytorch")
-    names = [type(callback).__name__ for callback in trainer().callbacks]
+    names = [type(callback).__name__ for callback in make_trainer().callbacks]
     assert names[:2] == ["Watching", "EarlyStopping"]
 
 
-def test_one_callback_needs_no_list(trainer):
+def test_one_callback_needs_no_list(make_trainer):
     events: list[str] = []
-    trainer(max_epochs=1, callbacks=Named("alone", events)).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, callbacks=Named("alone", events)).fit(Classifier(), loader())
     assert events == ["alone"]
 
 
 @pytest.mark.parametrize("given", [fp.EarlyStopping, "early_stopping", 3])
-def test_what_is_no_callback_is_refused(given, trainer):
+def test_what_is_no_callback_is_refused(given, make_trainer):
     with pytest.raises(fp.ConfigError):
-        trainer(callbacks=[given])
+        make_trainer(callbacks=[given])
 
 
-def test_callbacks_find_themselves_on_the_trainer(trainer):
+def test_callbacks_find_themselves_on_the_trainer(make_trainer):
     stopping, saver = fp.EarlyStopping("val_loss"), fp.ModelCheckpoint()
-    made = trainer(callbacks=[stopping, saver])
-    assert made.early_stopping_callback is stopping
-    assert made.checkpoint_callback is saver
-    assert trainer(enable_checkpointing=False).checkpoint_callback is None
+    trainer = make_trainer(callbacks=[stopping, saver])
+    assert trainer.early_stopping_callback is stopping
+    assert trainer.checkpoint_callback is saver
+    assert make_trainer(enable_checkpointing=False).checkpoint_callback is None
 
 
-def test_a_callback_may_log(trainer):
+def test_a_callback_may_log(make_trainer):
     class Logs(fp.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
             pl_module.log("extra", 5.0)
 
-    made = trainer(max_epochs=1, callbacks=[Logs(), fp.EarlyStopping("extra")])
-    made.fit(Classifier(), loader())
-    assert made.callback_metrics["extra"] == 5.0
+    trainer = make_trainer(max_epochs=1, callbacks=[Logs(), fp.EarlyStopping("extra")])
+    trainer.fit(Classifier(), loader())
+    assert trainer.callback_metrics["extra"] == 5.0
 
 
 # LearningRateMonitor
@@ -114,11 +114,11 @@ class Decaying(Classifier):
 
 
 @pytest.mark.parametrize(("interval", "steps"), [("step", [4, 8, 12]), ("epoch", [12, 24]), (None, [4, 8, 12])])
-def test_learning_rates_that_were_used_are_logged_by_step_or_epoch(interval, steps, trainer):
+def test_learning_rates_that_were_used_are_logged_by_step_or_epoch(interval, steps, make_trainer):
     rows = Rows()
     monitor = fp.LearningRateMonitor(interval)
     epochs = 2 if interval == "epoch" else 1
-    trainer(max_epochs=epochs, log_every_n_steps=4, logger=rows, callbacks=[monitor]).fit(Decaying(), loader())
+    make_trainer(max_epochs=epochs, log_every_n_steps=4, logger=rows, callbacks=[monitor]).fit(Decaying(), loader())
     found = [(row["step"], row["lr-SGD"]) for row in rows.rows if "lr-SGD" in row]
     assert [step for step, _ in found] == steps
     used = {
@@ -127,27 +127,27 @@ def test_learning_rates_that_were_used_are_logged_by_step_or_epoch(interval, ste
     assert all(lr == pytest.approx(0.1 * 0.5 ** used[step]) for step, lr in found)
 
 
-def test_an_epochs_learning_rate_is_the_same_after_an_interruption(trainer, tmp_path):
+def test_an_epochs_learning_rate_is_the_same_after_an_interruption(make_trainer, tmp_path):
     whole, first, second = Rows(), Rows(), Rows()
     options = {"log_every_n_steps": 50, "callbacks": [fp.LearningRateMonitor("epoch")]}
-    trainer(logger=whole, default_root_dir=tmp_path / "whole", **options).fit(Decaying(), loader())
+    make_trainer(logger=whole, default_root_dir=tmp_path / "whole", **options).fit(Decaying(), loader())
     for rows, steps in ((first, 17), (second, -1)):
         monitors = [fp.LearningRateMonitor("epoch"), fp.ModelCheckpoint()]
-        made = trainer(log_every_n_steps=50, logger=rows, callbacks=monitors, max_steps=steps)
-        made.fit(Decaying(), loader(), ckpt_path="last")
+        trainer = make_trainer(log_every_n_steps=50, logger=rows, callbacks=monitors, max_steps=steps)
+        trainer.fit(Decaying(), loader(), ckpt_path="last")
 
     rates = [[row["lr-SGD"] for row in rows.rows if "lr-SGD" in row] for rows in (whole, second)]
     assert rates[1][-1:] == rates[0][-1:] != []
 
 
-def test_momentum_and_weight_decay_too(trainer):
+def test_momentum_and_weight_decay_too(make_trainer):
     monitor = fp.LearningRateMonitor(log_momentum=True, log_weight_decay=True)
-    trainer(max_epochs=1, log_every_n_steps=12, callbacks=[monitor]).fit(Decaying(), loader())
+    make_trainer(max_epochs=1, log_every_n_steps=12, callbacks=[monitor]).fit(Decaying(), loader())
     assert monitor.lrs["lr-SGD-momentum"] == [0.9]
     assert monitor.lrs["lr-SGD-weight_decay"] == [0.01]
 
 
-def test_groups_and_several_optimizers_have_names_of_their_own(trainer):
+def test_groups_and_several_optimizers_have_names_of_their_own(make_trainer):
     class Several(Classifier):
         automatic_optimization = False
 
@@ -163,7 +163,7 @@ def test_groups_and_several_optimizers_have_names_of_their_own(trainer):
             return [first, second, third], [{"scheduler": torch.optim.lr_scheduler.StepLR(third, 9), "name": "bias"}]
 
     monitor = fp.LearningRateMonitor()
-    trainer(max_epochs=1, callbacks=[monitor]).fit(Several(), loader())
+    make_trainer(max_epochs=1, callbacks=[monitor]).fit(Several(), loader())
     assert monitor.lrs == {"lr-SGD/pg1": [0.1], "lr-SGD/pg2": [0.2], "lr-Adam": [0.3], "bias": [0.4]}
 
 
@@ -175,14 +175,14 @@ def test_an_unknown_interval_is_refused():
 # Timer
 
 
-def test_a_timer_without_a_limit_only_measures(trainer):
+def test_a_timer_without_a_limit_only_measures(make_trainer):
     timer = fp.Timer()
-    made = trainer(callbacks=[timer], max_epochs=1, num_sanity_val_steps=0)
-    made.fit(Classifier(), loader(), loader(20))
+    trainer = make_trainer(callbacks=[timer], max_epochs=1, num_sanity_val_steps=0)
+    trainer.fit(Classifier(), loader(), loader(20))
     assert timer.time_remaining() is None
     assert timer.time_elapsed("train") > timer.time_elapsed("validate") > 0.0
     assert timer.time_elapsed("test") == 0.0
-    made.test(Classifier(), loader(20), verbose=False)
+    trainer.test(Classifier(), loader(20), verbose=False)
     assert timer.time_elapsed("test") > 0.0
 
 
@@ -194,12 +194,12 @@ def test_a_timer_remembers_earlier_attempts():
     assert second.time_remaining() == 15.0
 
 
-def test_a_timer_may_check_at_the_end_of_epochs_only(trainer):
-    made = trainer(callbacks=[fp.Timer({"microseconds": 1}, interval="epoch", verbose=False)], max_epochs=5)
+def test_a_timer_may_check_at_the_end_of_epochs_only(make_trainer):
+    trainer = make_trainer(callbacks=[fp.Timer({"microseconds": 1}, interval="epoch", verbose=False)], max_epochs=5)
     with pytest.raises(fp.ConfigError, match='expected "step" or "epoch"'):
         fp.Timer(interval="minute")
-    made.fit(Classifier(), loader())
-    assert made.current_epoch <= 1
+    trainer.fit(Classifier(), loader())
+    assert trainer.current_epoch <= 1
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,14 @@ class Scripted(Classifier):
 
 
 @pytest.fixture
-def stopped_after(trainer):
+def stopped_after(make_trainer):
     """Number of validations that a script of scores gets under the given settings."""
 
     def run(scores: list[float], trainer_settings: dict | None = None, **settings) -> tuple[int, fp.EarlyStopping]:
         callback = fp.EarlyStopping("score", **settings)
         module = Scripted(scores)
-        made = trainer(max_epochs=len(scores), callbacks=[callback], **(trainer_settings or {}))
-        made.fit(module, loader(20), loader(20))
+        trainer = make_trainer(max_epochs=len(scores), callbacks=[callback], **(trainer_settings or {}))
+        trainer.fit(module, loader(20), loader(20))
         return module.checks, callback
 
     return run
@@ -86,65 +86,67 @@ def test_it_checks_after_each_validation_inside_an_epoch(interval, stopped_after
 
 
 @pytest.mark.parametrize("rhythm", [{}, {"val_check_interval": 0.5}, {"check_val_every_n_epoch": 2}])
-def test_it_may_watch_training_alone(rhythm, trainer):
+def test_it_may_watch_training_alone(rhythm, make_trainer):
     callback = fp.EarlyStopping("train_loss", patience=1, min_delta=100.0)
-    made = trainer(max_epochs=50, callbacks=[callback], **rhythm)
-    made.fit(Classifier(), loader())
-    assert made.current_epoch == 2
+    trainer = make_trainer(max_epochs=50, callbacks=[callback], **rhythm)
+    trainer.fit(Classifier(), loader())
+    assert trainer.current_epoch == 2
 
 
-def test_it_sees_what_the_module_logs_at_the_end_of_the_epoch(trainer):
+def test_it_sees_what_the_module_logs_at_the_end_of_the_epoch(make_trainer):
     class Logs(Classifier):
         def on_train_epoch_end(self) -> None:
             self.log("f1", 1.0 - self.current_epoch / 10)
 
-    made = trainer(max_epochs=9, callbacks=[fp.EarlyStopping("f1", mode="max", patience=2)])
-    made.fit(Logs(), loader())
-    assert made.current_epoch == 3
+    trainer = make_trainer(max_epochs=9, callbacks=[fp.EarlyStopping("f1", mode="max", patience=2)])
+    trainer.fit(Logs(), loader())
+    assert trainer.current_epoch == 3
 
 
-def test_min_epochs_and_min_steps_are_waited_for(trainer):
+def test_min_epochs_and_min_steps_are_waited_for(make_trainer):
     for settings, steps in (({"min_epochs": 4}, 48), ({"min_steps": 30}, 30)):
-        made = trainer(max_epochs=9, callbacks=[fp.EarlyStopping("val_loss", patience=1, min_delta=100.0)], **settings)
-        made.fit(Classifier(), loader(), loader(20))
-        assert made.global_step == steps
+        trainer = make_trainer(
+            max_epochs=9, callbacks=[fp.EarlyStopping("val_loss", patience=1, min_delta=100.0)], **settings
+        )
+        trainer.fit(Classifier(), loader(), loader(20))
+        assert trainer.global_step == steps
 
 
-def test_patience_goes_on_after_a_resume(trainer):
+def test_patience_goes_on_after_a_resume(make_trainer):
     def run(epochs: int) -> fp.Trainer:
-        made = trainer(max_epochs=epochs, callbacks=[fp.EarlyStopping("val_loss", patience=3, min_delta=100.0)])
-        made.fit(Classifier(), loader(), loader(20), ckpt_path="last")
-        return made
+        trainer = make_trainer(max_epochs=epochs, callbacks=[fp.EarlyStopping("val_loss", patience=3, min_delta=100.0)])
+        trainer.fit(Classifier(), loader(), loader(20), ckpt_path="last")
+        return trainer
 
     assert run(3).current_epoch == 3
     assert run(9).current_epoch == 4
     assert run(9).current_epoch == 4
 
 
-def test_a_second_fit_begins_with_all_its_patience(trainer):
-    made = trainer(max_epochs=3, callbacks=[fp.EarlyStopping("val_loss", patience=1, min_delta=100.0)])
+def test_a_second_fit_begins_with_all_its_patience(make_trainer):
+    trainer = make_trainer(max_epochs=3, callbacks=[fp.EarlyStopping("val_loss", patience=1, min_delta=100.0)])
     for _ in range(2):
-        made.fit(Classifier(), loader(), loader(20))
-        assert made.global_step == 24
+        trainer.fit(Classifier(), loader(), loader(20))
+        assert trainer.global_step == 24
 
 
-def test_a_misspelt_monitor_is_named_after_the_first_batch_with_the_nearest(trainer):
-    made = trainer(callbacks=[fp.EarlyStopping("vall_loss")])
+def test_a_misspelt_monitor_is_named_after_the_first_batch_with_the_nearest(make_trainer):
+    trainer = make_trainer(callbacks=[fp.EarlyStopping("vall_loss")])
     with pytest.raises(fp.ConfigError, match=r'EarlyStopping monitors "vall_loss".*Did you mean "val_loss"'):
-        made.fit(Classifier(), loader(), loader(20))
-    assert made.global_step == 1
+        trainer.fit(Classifier(), loader(), loader(20))
+    assert trainer.global_step == 1
 
 
-def test_a_missing_monitor_may_be_allowed(trainer):
+def test_a_missing_monitor_may_be_allowed(make_trainer):
     class Quiet(Classifier):
         def on_train_epoch_end(self) -> None:
             """Might log, so the monitor isn't known to be wrong."""
 
     with pytest.raises(fp.ConfigError, match=r'"nothing".*nothing of that name has been logged'):
-        trainer(callbacks=[fp.EarlyStopping("nothing")]).fit(Quiet(), loader(), loader(20))
-    made = trainer(callbacks=[fp.EarlyStopping("nothing", strict=False)])
-    made.fit(Quiet(), loader(), loader(20))
-    assert made.current_epoch == 2
+        make_trainer(callbacks=[fp.EarlyStopping("nothing")]).fit(Quiet(), loader(), loader(20))
+    trainer = make_trainer(callbacks=[fp.EarlyStopping("nothing", strict=False)])
+    trainer.fit(Quiet(), loader(), loader(20))
+    assert trainer.current_epoch == 2
 
 
 class Explodes(Classifier):
@@ -171,10 +173,10 @@ class Explodes(Classifier):
         (10, {"accumulate_grad_batches": 5}, 2),
     ],
 )
-def test_a_nan_loss_stops_training_and_is_named_at_its_first_step(batch, settings, step, trainer):
+def test_a_nan_loss_stops_training_and_is_named_at_its_first_step(batch, settings, step, make_trainer):
     callback = fp.EarlyStopping("train_loss")
-    made = trainer(max_epochs=9, callbacks=[callback], **settings)
-    made.fit(Explodes(batch), loader())
-    assert made.not_finite == ("the training loss", step)
+    trainer = make_trainer(max_epochs=9, callbacks=[callback], **settings)
+    trainer.fit(Explodes(batch), loader())
+    assert trainer.not_finite == ("the training loss", step)
     assert f"first at step {step}" in callback.stopping_reason
-    assert made.current_epoch <= 3
+    assert trainer.current_epoch <= 3

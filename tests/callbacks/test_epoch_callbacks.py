@@ -52,22 +52,22 @@ CALLBACKS = {
 
 @pytest.mark.parametrize("cut", [7, 15, 30, 42])
 @pytest.mark.parametrize("make", CALLBACKS.values(), ids=list(CALLBACKS))
-def test_a_run_resumes_bit_for_bit_wherever_it_was_cut_off(trainer: Any, make: Any, cut: int) -> None:
+def test_a_run_resumes_bit_for_bit_wherever_it_was_cut_off(make_trainer: Any, make: Any, cut: int) -> None:
     whole = Normed()
-    trainer(max_epochs=4, callbacks=[make(), Saves(cut)]).fit(whole, loader())
-    rest, made = Normed(), trainer(max_epochs=4, callbacks=[make()])
+    make_trainer(max_epochs=4, callbacks=[make(), Saves(cut)]).fit(whole, loader())
+    rest, made = Normed(), make_trainer(max_epochs=4, callbacks=[make()])
     made.fit(rest, loader(), ckpt_path=made.run_dir / "cut.ckpt")
     assert rest.seen == whole.seen[cut:]
     assert all(torch.equal(value, rest.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
-def test_a_window_has_as_many_batches_as_its_epoch_says_and_the_run_knows_its_length(trainer: Any) -> None:
+def test_a_window_has_as_many_batches_as_its_epoch_says_and_the_run_knows_its_length(make_trainer: Any) -> None:
     class Asks(Normed):
         def configure_optimizers(self) -> Any:
             self.expected = self.trainer.estimated_stepping_batches
             return super().configure_optimizers()
 
-    module, made = Asks(), trainer(max_epochs=4, callbacks=[CALLBACKS["accumulation"]()])
+    module, made = Asks(), make_trainer(max_epochs=4, callbacks=[CALLBACKS["accumulation"]()])
     made.fit(module, loader())
     steps = [[step for step, *_ in module.seen[12 * epoch : 12 * epoch + 12]] for epoch in range(4)]
     assert [len(set(epoch)) for epoch in steps] == [12, 3, 4, 12]
@@ -75,7 +75,7 @@ def test_a_window_has_as_many_batches_as_its_epoch_says_and_the_run_knows_its_le
     assert made.accumulate_grad_batches == 1
 
 
-def test_the_average_ends_in_the_module_with_the_statistics_of_its_own(trainer: Any) -> None:
+def test_the_average_ends_in_the_module_with_the_statistics_of_its_own(make_trainer: Any) -> None:
     kept: list[torch.Tensor] = []
 
     class Keeps(fp.Callback):
@@ -83,7 +83,7 @@ def test_the_average_ends_in_the_module_with_the_statistics_of_its_own(trainer: 
             kept.append(pl_module.net[0].weight.detach().clone())
 
     module, averaging = Normed(), fp.StochasticWeightAveraging(0.05, 2)
-    trainer(max_epochs=4, callbacks=[Keeps(), averaging]).fit(module, loader(shuffle=False))
+    make_trainer(max_epochs=4, callbacks=[Keeps(), averaging]).fit(module, loader(shuffle=False))
     assert averaging.n_averaged == 3
     torch.testing.assert_close(module.net[0].weight, torch.stack(kept[1:]).mean(0))
     inputs = torch.cat([module.net[0](batch[0]) for batch in loader(shuffle=False)])
@@ -104,6 +104,6 @@ def test_arguments_that_cannot_be_are_refused(make: Any, said: str) -> None:
         make()
 
 
-def test_two_numbers_of_accumulated_batches_are_refused(trainer: Any) -> None:
+def test_two_numbers_of_accumulated_batches_are_refused(make_trainer: Any) -> None:
     with pytest.raises(fp.ConfigError, match="remove one of them"):
-        trainer(accumulate_grad_batches=2, callbacks=[CALLBACKS["accumulation"]()]).fit(Normed(), loader())
+        make_trainer(accumulate_grad_batches=2, callbacks=[CALLBACKS["accumulation"]()]).fit(Normed(), loader())

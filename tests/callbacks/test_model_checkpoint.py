@@ -41,21 +41,21 @@ def link(directory: Path, name: str) -> str:
 
 
 @pytest.fixture
-def scripted(trainer, tmp_path):
+def scripted(make_trainer, tmp_path):
     """Runs a script of scores under a saver; returns the saver."""
 
     def run(scores: list[float], saver: fp.ModelCheckpoint) -> fp.ModelCheckpoint:
-        made = trainer(max_epochs=len(scores), callbacks=[saver], num_sanity_val_steps=1)
-        made.fit(Scripted(scores), loader(20), loader(20))
+        trainer = make_trainer(max_epochs=len(scores), callbacks=[saver], num_sanity_val_steps=1)
+        trainer.fit(Scripted(scores), loader(20), loader(20))
         return saver
 
     return run
 
 
-def test_without_a_monitor_the_latest_is_kept(trainer):
-    made = trainer(max_epochs=3)
-    made.fit(Classifier(), loader(), loader(20))
-    saver = made.checkpoint_callback
+def test_without_a_monitor_the_latest_is_kept(make_trainer):
+    trainer = make_trainer(max_epochs=3)
+    trainer.fit(Classifier(), loader(), loader(20))
+    saver = trainer.checkpoint_callback
     assert kept(saver.dirpath) == ["epoch=2-step=36"]
     assert link(saver.dirpath, "last") == "epoch=2-step=36"
     assert saver.best_model_path == saver.last_model_path
@@ -105,18 +105,18 @@ def test_how_many_are_kept(settings, names, scripted):
     assert kept(saver.dirpath) == names
 
 
-def test_the_latest_few_stay_the_latest_few_when_a_run_goes_on(trainer):
+def test_the_latest_few_stay_the_latest_few_when_a_run_goes_on(make_trainer):
     for epochs, names in ((2, ["epoch=0", "epoch=1"]), (5, ["epoch=2", "epoch=3", "epoch=4"])):
         saver = fp.ModelCheckpoint(filename="{epoch}", save_top_k=3)
-        trainer(max_epochs=epochs, callbacks=[saver]).fit(Classifier(), loader(20), ckpt_path="last")
+        make_trainer(max_epochs=epochs, callbacks=[saver]).fit(Classifier(), loader(20), ckpt_path="last")
         assert kept(saver.dirpath) == names
         assert Path(saver.best_model_path).name == f"{names[-1]}.ckpt"
 
 
-def test_saves_follow_validation_when_there_is_one_and_the_epoch_when_there_is_none(trainer, tmp_path):
+def test_saves_follow_validation_when_there_is_one_and_the_epoch_when_there_is_none(make_trainer, tmp_path):
     for name, data, steps in (("with", loader(20), [6, 12]), ("without", None, [12])):
         saver = fp.ModelCheckpoint(save_top_k=-1)
-        trainer(max_epochs=1, val_check_interval=0.5, callbacks=[saver], default_root_dir=tmp_path / name).fit(
+        make_trainer(max_epochs=1, val_check_interval=0.5, callbacks=[saver], default_root_dir=tmp_path / name).fit(
             Classifier(), loader(), data
         )
         expected = [f"epoch=0-step={step}" for step in steps] if data else ["epoch=0-step=12"]
@@ -124,21 +124,21 @@ def test_saves_follow_validation_when_there_is_one_and_the_epoch_when_there_is_n
 
 
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, [5, 10, 15, 20]), (2, [5, 10]), (4, [5])])
-def test_every_n_train_steps_counts_optimizer_steps_and_saves_each_once(accumulate, steps, trainer):
+def test_every_n_train_steps_counts_optimizer_steps_and_saves_each_once(accumulate, steps, make_trainer):
     saver = fp.ModelCheckpoint(every_n_train_steps=5, save_top_k=-1, filename="{step}", save_last=False)
-    trainer(accumulate_grad_batches=accumulate, callbacks=[saver]).fit(Classifier(), loader())
+    make_trainer(accumulate_grad_batches=accumulate, callbacks=[saver]).fit(Classifier(), loader())
     assert kept(saver.dirpath) == sorted(f"step={step}" for step in steps)
 
 
-def test_what_was_trained_after_the_last_save_is_saved_at_the_end(trainer):
+def test_what_was_trained_after_the_last_save_is_saved_at_the_end(make_trainer):
     saver = fp.ModelCheckpoint(every_n_train_steps=5, filename="{step}")
-    trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
     assert kept(saver.dirpath) == ["step=12"]
 
 
-def test_a_time_interval(trainer):
+def test_a_time_interval(make_trainer):
     saver = fp.ModelCheckpoint(train_time_interval=timedelta(microseconds=1), save_top_k=-1, filename="{step}")
-    trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
     assert len(kept(saver.dirpath)) == 12
 
 
@@ -172,13 +172,13 @@ def test_a_name_stays_inside_its_directory(template):
 
 
 @pytest.mark.parametrize("filename", ["{epoch}-{val/loss:.2f}", "best/{epoch}"])
-def test_a_name_with_a_slash_can_be_resumed_from(filename, trainer):
+def test_a_name_with_a_slash_can_be_resumed_from(filename, make_trainer):
     class Slashed(Classifier):
         def validation_step(self, batch, batch_idx):
             self.log("val/loss", 0.5)
 
-    trainer(max_epochs=1, callbacks=[fp.ModelCheckpoint(filename=filename)]).fit(Slashed(), loader(), loader(20))
-    resumed = trainer(max_epochs=2, callbacks=[fp.ModelCheckpoint(filename=filename)])
+    make_trainer(max_epochs=1, callbacks=[fp.ModelCheckpoint(filename=filename)]).fit(Slashed(), loader(), loader(20))
+    resumed = make_trainer(max_epochs=2, callbacks=[fp.ModelCheckpoint(filename=filename)])
     epochs = []
     module = Slashed()
     module.on_train_epoch_start = lambda: epochs.append(module.current_epoch)
@@ -186,18 +186,18 @@ def test_a_name_with_a_slash_can_be_resumed_from(filename, trainer):
     assert epochs == [1]
 
 
-def test_an_earlier_runs_files_are_not_overwritten(trainer):
+def test_an_earlier_runs_files_are_not_overwritten(make_trainer):
     for _ in range(3):
         saver = fp.ModelCheckpoint(filename="model")
-        trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader(20))
+        make_trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader(20))
     assert kept(saver.dirpath) == ["model", "model-v1", "model-v2"]
     assert link(saver.dirpath, "last") == "model-v2"
 
 
-def test_without_a_version_counter_they_are(trainer):
+def test_without_a_version_counter_they_are(make_trainer):
     for _ in range(2):
         saver = fp.ModelCheckpoint(filename="model", enable_version_counter=False)
-        trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader(20))
+        make_trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(), loader(20))
     assert kept(saver.dirpath) == ["model"]
 
 
@@ -216,7 +216,7 @@ def test_at_every_moment_there_is_a_complete_one_once_there_was_one(scripted, mo
     assert min(seen) >= 2
 
 
-def test_a_failed_save_deletes_nothing(trainer, monkeypatch):
+def test_a_failed_save_deletes_nothing(make_trainer, monkeypatch):
     saver = fp.ModelCheckpoint(filename="{epoch}")
     write = LocalStore.write
 
@@ -227,7 +227,7 @@ def test_a_failed_save_deletes_nothing(trainer, monkeypatch):
 
     monkeypatch.setattr(LocalStore, "write", fails_later)
     with pytest.raises(fp.CheckpointError):
-        trainer(max_epochs=4, callbacks=[saver]).fit(Classifier(), loader(20))
+        make_trainer(max_epochs=4, callbacks=[saver]).fit(Classifier(), loader(20))
     assert checkpoint.newest([saver.dirpath]).name == "epoch=0.ckpt"
 
 
@@ -240,23 +240,23 @@ class Terminated(fp.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_terminated_and_resumed_again_and_again_only_the_best_and_the_last_are_left(trainer):
+def test_terminated_and_resumed_again_and_again_only_the_best_and_the_last_are_left(make_trainer):
     def saver() -> fp.ModelCheckpoint:
         return fp.ModelCheckpoint(monitor="val_loss", mode="max")
 
     for step in (15, 30, 44):
         with pytest.raises(SystemExit):
-            trainer(max_epochs=9, callbacks=[Terminated(step), saver()]).fit(
+            make_trainer(max_epochs=9, callbacks=[Terminated(step), saver()]).fit(
                 Classifier(), loader(), loader(20), ckpt_path="last"
             )
-    directory = trainer().run_dir / "checkpoints"
+    directory = make_trainer().run_dir / "checkpoints"
     assert kept(directory) == ["epoch=0-step=12", "epoch=3-step=44"]
 
 
-def test_what_is_known_of_the_best_survives_a_resume(trainer):
+def test_what_is_known_of_the_best_survives_a_resume(make_trainer):
     def run(scores, ckpt_path):
         saver = fp.ModelCheckpoint(monitor="score", filename="{epoch}", save_top_k=1)
-        trainer(max_epochs=len(scores), callbacks=[saver]).fit(
+        make_trainer(max_epochs=len(scores), callbacks=[saver]).fit(
             Scripted(scores), loader(20), loader(20), ckpt_path=ckpt_path
         )
         return saver
@@ -267,28 +267,28 @@ def test_what_is_known_of_the_best_survives_a_resume(trainer):
     assert saver.best_model_score == 1.0
 
 
-def test_a_second_fit_ranks_afresh(trainer):
+def test_a_second_fit_ranks_afresh(make_trainer):
     saver = fp.ModelCheckpoint(monitor="score", filename="{epoch}")
-    made = trainer(max_epochs=1, callbacks=[saver])
-    made.fit(Scripted([0.1]), loader(20), loader(20))
-    made.fit(Scripted([0.7]), loader(20), loader(20))
+    trainer = make_trainer(max_epochs=1, callbacks=[saver])
+    trainer.fit(Scripted([0.1]), loader(20), loader(20))
+    trainer.fit(Scripted([0.7]), loader(20), loader(20))
     assert saver.best_model_score == 0.7
 
 
-def test_several_savers_have_rhythms_of_their_own(trainer, tmp_path):
+def test_several_savers_have_rhythms_of_their_own(make_trainer, tmp_path):
     by_step = fp.ModelCheckpoint(tmp_path / "steps", every_n_train_steps=6, save_top_k=-1)
     by_loss = fp.ModelCheckpoint(tmp_path / "best", monitor="val_loss")
-    trainer(callbacks=[by_step, by_loss]).fit(Classifier(), loader(), loader(20))
+    make_trainer(callbacks=[by_step, by_loss]).fit(Classifier(), loader(), loader(20))
     assert len(kept(tmp_path / "steps")) == 4
     assert 1 <= len(kept(tmp_path / "best")) <= 2
 
 
-def test_weights_only_leaves_out_what_resuming_needs(trainer):
+def test_weights_only_leaves_out_what_resuming_needs(make_trainer):
     saver = fp.ModelCheckpoint(save_weights_only=True)
-    trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(width=5), loader())
+    make_trainer(max_epochs=1, callbacks=[saver]).fit(Classifier(width=5), loader())
     assert Classifier.load_from_checkpoint(saver.last_model_path).hparams.width == 5
     with pytest.raises(fp.CheckpointError, match="holds weights but no training state"):
-        trainer().fit(Classifier(width=5), loader(), ckpt_path=saver.last_model_path)
+        make_trainer().fit(Classifier(width=5), loader(), ckpt_path=saver.last_model_path)
 
 
 @pytest.mark.parametrize(
@@ -305,11 +305,11 @@ def test_settings_that_contradict_are_refused(settings, message):
         fp.ModelCheckpoint(**settings)
 
 
-def test_a_misspelt_monitor_is_named_after_the_first_batch_with_the_nearest(trainer):
-    made = trainer(callbacks=[fp.ModelCheckpoint(monitor="val_los")])
+def test_a_misspelt_monitor_is_named_after_the_first_batch_with_the_nearest(make_trainer):
+    trainer = make_trainer(callbacks=[fp.ModelCheckpoint(monitor="val_los")])
     with pytest.raises(fp.ConfigError, match=r'ModelCheckpoint monitors "val_los".*Did you mean "val_loss"'):
-        made.fit(Classifier(), loader(), loader(20))
-    assert made.global_step == 1
+        trainer.fit(Classifier(), loader(), loader(20))
+    assert trainer.global_step == 1
 
 
 # In one directory with others, and with what others have done to it
@@ -320,12 +320,12 @@ def numbered(saver: fp.ModelCheckpoint) -> dict[str, float]:
     return {Path(path).name: checkpoint.read_meta(path)["metrics"]["score"] for path in saver.best_k_models}
 
 
-def test_two_savers_in_one_directory_leave_each_others_files_alone(trainer, tmp_path):
+def test_two_savers_in_one_directory_leave_each_others_files_alone(make_trainer, tmp_path):
     low = fp.ModelCheckpoint(tmp_path / "all", monitor="score", mode="min", filename="{epoch}", save_last=False)
     high = fp.ModelCheckpoint(tmp_path / "all", monitor="score", mode="max", filename="{epoch}")
     scores = [2.0, 1.0, 4.0, 3.0, 0.5, 2.5]
-    made = trainer(max_epochs=len(scores), callbacks=[low, high])
-    made.fit(Scripted(scores), loader(20), loader(20))
+    trainer = make_trainer(max_epochs=len(scores), callbacks=[low, high])
+    trainer.fit(Scripted(scores), loader(20), loader(20))
     assert list(numbered(low).values()) == [0.5]
     assert list(numbered(high).values()) == [4.0]
     paths = {low.best_model_path, high.best_model_path, high.last_model_path}
@@ -344,11 +344,11 @@ def test_a_name_without_fields_does_not_overwrite_the_best_with_the_last(filenam
     assert len(kept(saver.dirpath)) == 3
 
 
-def test_what_a_killed_process_did_not_delete_the_next_one_does(trainer, monkeypatch):
+def test_what_a_killed_process_did_not_delete_the_next_one_does(make_trainer, monkeypatch):
     def run(epochs: int) -> fp.Trainer:
-        made = trainer(max_epochs=epochs, callbacks=[fp.ModelCheckpoint(filename="{epoch}")])
-        made.fit(Classifier(), loader(20), ckpt_path="last")
-        return made
+        trainer = make_trainer(max_epochs=epochs, callbacks=[fp.ModelCheckpoint(filename="{epoch}")])
+        trainer.fit(Classifier(), loader(20), ckpt_path="last")
+        return trainer
 
     def dies(path: Path) -> None:
         raise OSError("killed")
@@ -357,26 +357,26 @@ def test_what_a_killed_process_did_not_delete_the_next_one_does(trainer, monkeyp
         patched.setattr(checkpoint, "delete", dies)
         with pytest.raises(fp.CheckpointError, match="killed"):
             run(2)
-    directory = trainer().run_dir / "checkpoints"
+    directory = make_trainer().run_dir / "checkpoints"
     assert kept(directory) == ["epoch=0", "epoch=1"]
     run(3)
     assert kept(directory) == ["epoch=2"]
 
 
-def test_links_that_lead_nowhere_are_no_obstacle(trainer):
-    made = trainer(max_epochs=2, callbacks=[fp.ModelCheckpoint(monitor="val_loss", save_top_k=-1)])
-    made.fit(Classifier(), loader(), loader(20))
-    directory = made.run_dir / "checkpoints"
+def test_links_that_lead_nowhere_are_no_obstacle(make_trainer):
+    trainer = make_trainer(max_epochs=2, callbacks=[fp.ModelCheckpoint(monitor="val_loss", save_top_k=-1)])
+    trainer.fit(Classifier(), loader(), loader(20))
+    directory = trainer.run_dir / "checkpoints"
     for name in ("last", "best"):
         (directory / f"{name}.ckpt").unlink()
         (directory / f"{name}.ckpt").symlink_to("gone.ckpt")
-    resumed = trainer(max_epochs=3, callbacks=[fp.ModelCheckpoint(monitor="val_loss", save_top_k=-1)])
+    resumed = make_trainer(max_epochs=3, callbacks=[fp.ModelCheckpoint(monitor="val_loss", save_top_k=-1)])
     resumed.fit(Classifier(), loader(), loader(20), ckpt_path="last")
     assert resumed.global_step == 36
     assert link(directory, "last") == "epoch=2-step=36"
 
 
-def test_a_best_one_that_was_deleted_by_hand_is_no_longer_the_best(trainer):
+def test_a_best_one_that_was_deleted_by_hand_is_no_longer_the_best(make_trainer):
     import shutil
 
     def saver() -> fp.ModelCheckpoint:
@@ -384,25 +384,25 @@ def test_a_best_one_that_was_deleted_by_hand_is_no_longer_the_best(trainer):
 
     scores = [1.0, 2.0, 3.0]
     first = saver()
-    trainer(max_epochs=2, callbacks=[first]).fit(Scripted(scores), loader(20), loader(20))
+    make_trainer(max_epochs=2, callbacks=[first]).fit(Scripted(scores), loader(20), loader(20))
     shutil.rmtree(first.best_model_path)
     second = saver()
-    trainer(max_epochs=3, callbacks=[second]).fit(Scripted(scores), loader(20), loader(20), ckpt_path="last")
+    make_trainer(max_epochs=3, callbacks=[second]).fit(Scripted(scores), loader(20), loader(20), ckpt_path="last")
     assert second.best_model_score == 2.0
     assert kept(second.dirpath) == ["epoch=1", "epoch=2"]
 
 
 @pytest.mark.parametrize("chosen", ["its path", "the link", "best"])
-def test_the_checkpoint_that_a_run_was_resumed_from_by_choice_is_not_deleted(chosen, trainer):
+def test_the_checkpoint_that_a_run_was_resumed_from_by_choice_is_not_deleted(chosen, make_trainer):
     def saver() -> fp.ModelCheckpoint:
         return fp.ModelCheckpoint(monitor="val_loss", save_last=False)
 
-    first = trainer(max_epochs=1, callbacks=[saver()])
+    first = make_trainer(max_epochs=1, callbacks=[saver()])
     first.fit(Classifier(), loader(), loader(20))
     path = Path(first.checkpoint_callback.best_model_path)
     names = {"its path": path, "the link": path.with_name("best.ckpt"), "best": "best"}
 
-    second = trainer(max_epochs=3, callbacks=[saver()])
+    second = make_trainer(max_epochs=3, callbacks=[saver()])
     second.fit(Classifier(), loader(), loader(20), ckpt_path=names[chosen])
 
     better = Path(second.checkpoint_callback.best_model_path)
@@ -410,21 +410,21 @@ def test_the_checkpoint_that_a_run_was_resumed_from_by_choice_is_not_deleted(cho
     assert better != path
 
 
-def test_a_run_that_continues_from_its_last_keeps_no_more_than_it_should(trainer):
+def test_a_run_that_continues_from_its_last_keeps_no_more_than_it_should(make_trainer):
     for epochs in (1, 2, 3):
-        made = trainer(max_epochs=epochs)
-        made.fit(Classifier(), loader(), loader(20), ckpt_path="last")
-    assert kept(made.checkpoint_callback.dirpath) == ["epoch=2-step=36"]
+        trainer = make_trainer(max_epochs=epochs)
+        trainer.fit(Classifier(), loader(), loader(20), ckpt_path="last")
+    assert kept(trainer.checkpoint_callback.dirpath) == ["epoch=2-step=36"]
 
 
-def test_every_n_epochs_of_zero_saves_in_no_epoch(trainer):
-    made = trainer(callbacks=[fp.ModelCheckpoint(every_n_epochs=0, save_last=False)])
-    made.fit(Classifier(), loader(), loader(20))
-    assert kept(made.checkpoint_callback.dirpath) == []
+def test_every_n_epochs_of_zero_saves_in_no_epoch(make_trainer):
+    trainer = make_trainer(callbacks=[fp.ModelCheckpoint(every_n_epochs=0, save_last=False)])
+    trainer.fit(Classifier(), loader(), loader(20))
+    assert kept(trainer.checkpoint_callback.dirpath) == []
 
 
 @pytest.mark.parametrize(("save_last", "names"), [(False, ["step=12"]), (True, ["step=12", "step=9"])])
-def test_a_save_by_step_waits_for_a_metric_that_validation_will_log(save_last, names, trainer):
+def test_a_save_by_step_waits_for_a_metric_that_validation_will_log(save_last, names, make_trainer):
     saver = fp.ModelCheckpoint(
         monitor="val_loss", filename="{step}", every_n_train_steps=3, save_top_k=-1, save_last=save_last
     )
@@ -435,51 +435,51 @@ def test_a_save_by_step_waits_for_a_metric_that_validation_will_log(save_last, n
             trainer.wait_for_save()
             during.append(kept(saver.dirpath))
 
-    made = trainer(max_epochs=1, callbacks=[Looking(), saver], num_sanity_val_steps=0)
-    made.fit(Classifier(), loader(), loader(20))
+    trainer = make_trainer(max_epochs=1, callbacks=[Looking(), saver], num_sanity_val_steps=0)
+    trainer.fit(Classifier(), loader(), loader(20))
 
     assert during == [["step=9"] if save_last else []]  # the last is saved without its metric, for safety
     assert kept(saver.dirpath) == ["step=12"]
-    assert saver.best_model_score == pytest.approx(float(made.callback_metrics["val_loss"]))
+    assert saver.best_model_score == pytest.approx(float(trainer.callback_metrics["val_loss"]))
 
 
-def test_a_save_at_the_end_of_an_epoch_waits_for_a_metric_of_a_later_validation(trainer):
+def test_a_save_at_the_end_of_an_epoch_waits_for_a_metric_of_a_later_validation(make_trainer):
     saver = fp.ModelCheckpoint(monitor="val_loss", filename="{epoch}", save_on_train_epoch_end=True, save_top_k=-1)
-    made = trainer(max_epochs=4, callbacks=[saver], num_sanity_val_steps=0, check_val_every_n_epoch=2)
-    made.fit(Classifier(), loader(), loader(20))
+    trainer = make_trainer(max_epochs=4, callbacks=[saver], num_sanity_val_steps=0, check_val_every_n_epoch=2)
+    trainer.fit(Classifier(), loader(), loader(20))
     assert set(saver.best_k_models) == {str(saver.dirpath / f"epoch={epoch}.ckpt") for epoch in (1, 2, 3)}
 
 
-def test_a_metric_that_nothing_logs_is_an_error_once_validation_has_run(trainer):
+def test_a_metric_that_nothing_logs_is_an_error_once_validation_has_run(make_trainer):
     class Logging(fp.Callback):
         """A user's callback, which might log anything."""
 
     Logging.__module__ = "mine"
     saver = fp.ModelCheckpoint(monitor="val_los")
-    made = trainer(callbacks=[saver, Logging()], num_sanity_val_steps=0)
+    trainer = make_trainer(callbacks=[saver, Logging()], num_sanity_val_steps=0)
     with pytest.raises(fp.ConfigError, match=r'"val_los".*nothing of that name.*Did you mean "?val_loss'):
-        made.fit(Classifier(), loader(), loader(20))
+        trainer.fit(Classifier(), loader(), loader(20))
 
 
 @pytest.mark.parametrize(("monitor", "best"), [("step", "epoch=2-step=36"), ("epoch", "epoch=2-step=36")])
-def test_the_epoch_and_the_step_can_be_monitored(monitor, best, trainer):
-    made = trainer(max_epochs=3, callbacks=[fp.ModelCheckpoint(monitor=monitor, mode="max")])
-    made.fit(Classifier(), loader(), loader(20))
-    assert kept(made.checkpoint_callback.dirpath) == [best]
-    assert made.checkpoint_callback.best_model_score == {"step": 36, "epoch": 2}[monitor]
+def test_the_epoch_and_the_step_can_be_monitored(monitor, best, make_trainer):
+    trainer = make_trainer(max_epochs=3, callbacks=[fp.ModelCheckpoint(monitor=monitor, mode="max")])
+    trainer.fit(Classifier(), loader(), loader(20))
+    assert kept(trainer.checkpoint_callback.dirpath) == [best]
+    assert trainer.checkpoint_callback.best_model_score == {"step": 36, "epoch": 2}[monitor]
 
 
-def test_what_is_logged_as_the_step_is_what_names_and_monitors_it(trainer):
+def test_what_is_logged_as_the_step_is_what_names_and_monitors_it(make_trainer):
     class Counting(Classifier):
         def on_train_epoch_end(self):
             self.log("step", 100.0 * (self.current_epoch + 1))
 
-    made = trainer(callbacks=[fp.ModelCheckpoint(monitor="step", mode="max", filename="{step}")])
-    made.fit(Counting(), loader())
-    assert kept(made.checkpoint_callback.dirpath) == ["step=200"]
+    trainer = make_trainer(callbacks=[fp.ModelCheckpoint(monitor="step", mode="max", filename="{step}")])
+    trainer.fit(Counting(), loader())
+    assert kept(trainer.checkpoint_callback.dirpath) == ["step=200"]
 
 
-def test_a_metric_of_the_training_epoch_is_that_of_the_epoch_which_ends(trainer):
+def test_a_metric_of_the_training_epoch_is_that_of_the_epoch_which_ends(make_trainer):
     scores: list[float] = []
 
     class Ending(fp.Callback):
@@ -490,21 +490,21 @@ def test_a_metric_of_the_training_epoch_is_that_of_the_epoch_which_ends(trainer)
             assert scores[-1] == pytest.approx(float(trainer.callback_metrics["train_loss_epoch"]))
 
     saver = fp.ModelCheckpoint(monitor="train_loss_epoch")
-    trainer(max_epochs=2, callbacks=[saver, Ending()]).fit(Classifier(), loader(), loader(20))
+    make_trainer(max_epochs=2, callbacks=[saver, Ending()]).fit(Classifier(), loader(), loader(20))
     assert len(set(scores)) == 2
 
 
 @pytest.mark.parametrize(("asked", "saved"), [(True, ["epoch=0-step=2"]), (False, [])])
-def test_save_on_exception_saves_without_a_last(asked, saved, trainer):
+def test_save_on_exception_saves_without_a_last(asked, saved, make_trainer):
     class Failing(Classifier):
         def on_train_batch_start(self, batch, batch_idx):
             if batch_idx == 2:
                 raise RuntimeError("a mistake")
 
-    made = trainer(callbacks=[fp.ModelCheckpoint(save_top_k=0, save_last=False, save_on_exception=asked)])
+    trainer = make_trainer(callbacks=[fp.ModelCheckpoint(save_top_k=0, save_last=False, save_on_exception=asked)])
     with pytest.raises(RuntimeError, match="a mistake"):
-        made.fit(Failing(), loader())
-    assert kept(made.checkpoint_callback.dirpath) == saved
+        trainer.fit(Failing(), loader())
+    assert kept(trainer.checkpoint_callback.dirpath) == saved
 
 
 class Interrupted(Classifier):
@@ -521,7 +521,7 @@ class Interrupted(Classifier):
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_saver_of_weights_alone_does_not_keep_another_from_saving_the_run(raises, trainer, tmp_path):
+def test_a_saver_of_weights_alone_does_not_keep_another_from_saving_the_run(raises, make_trainer, tmp_path):
     def savers():
         weights = fp.ModelCheckpoint(tmp_path / "weights", save_weights_only=True, every_n_train_steps=7)
         return [weights, fp.ModelCheckpoint(tmp_path / "whole", every_n_train_steps=100)]
@@ -529,18 +529,18 @@ def test_a_saver_of_weights_alone_does_not_keep_another_from_saving_the_run(rais
     model = Interrupted()
     model.raises = raises
     with pytest.raises(OSError if raises else SystemExit):
-        trainer(callbacks=savers()).fit(model, loader())
+        make_trainer(callbacks=savers()).fit(model, loader())
     assert kept(tmp_path / "whole") == [f"epoch=1-step={14 if raises else 15}"]
-    again = trainer(callbacks=savers())
+    again = make_trainer(callbacks=savers())
     again.fit(Classifier(), loader(), ckpt_path="last")
     assert again.global_step == 24
 
 
-def test_the_last_to_train_on_is_the_newest_that_holds_a_run(trainer, tmp_path):
+def test_the_last_to_train_on_is_the_newest_that_holds_a_run(make_trainer, tmp_path):
     weights = fp.ModelCheckpoint(tmp_path / "run", filename="w-{step}", save_weights_only=True, every_n_train_steps=5)
     whole = fp.ModelCheckpoint(tmp_path / "run", every_n_train_steps=4, save_last=False)
     with pytest.raises(SystemExit):
-        trainer(callbacks=[weights, whole]).fit(Interrupted(), loader())
+        make_trainer(callbacks=[weights, whole]).fit(Interrupted(), loader())
     newest = checkpoint.newest([tmp_path / "run"])
     assert newest is not None
     assert newest.name == "w-step=15.ckpt"
@@ -552,14 +552,14 @@ def test_the_last_to_train_on_is_the_newest_that_holds_a_run(trainer, tmp_path):
             self.started_at = trainer.global_step
 
     notes = Notes()
-    trainer(callbacks=[weights, whole, notes]).fit(Classifier(), loader(), ckpt_path="last")
+    make_trainer(callbacks=[weights, whole, notes]).fit(Classifier(), loader(), ckpt_path="last")
     assert notes.started_at == 12
 
 
-def test_ckpt_path_shows_last_ckpt_where_that_links_to_what_was_loaded(trainer, tmp_path):
+def test_ckpt_path_shows_last_ckpt_where_that_links_to_what_was_loaded(make_trainer, tmp_path):
     settings = {"callbacks": [fp.ModelCheckpoint(tmp_path / "kept")]}
-    trainer(max_epochs=1, **settings).fit(Classifier(), loader())
-    again = trainer(max_epochs=2, **settings)
+    make_trainer(max_epochs=1, **settings).fit(Classifier(), loader())
+    again = make_trainer(max_epochs=2, **settings)
     again.fit(Classifier(), loader(), ckpt_path="last")
     assert again.ckpt_path == str(tmp_path / "kept" / "last.ckpt")
     again.validate(Classifier(), loader(40), ckpt_path="best")

@@ -20,13 +20,13 @@ class Shows(Classifier):
 
 
 @pytest.fixture
-def shown(trainer):
+def shown(make_trainer):
     """Train with a bar on a stream. Return the output."""
 
     def run(terminal: bool, data=None, **kwargs) -> str:
         stream = io.StringIO()
-        made = trainer(callbacks=[fp.ProgressBar(stream, terminal=terminal)], **kwargs)
-        made.fit(Shows(), loader() if data is None else data, loader(20))
+        trainer = make_trainer(callbacks=[fp.ProgressBar(stream, terminal=terminal)], **kwargs)
+        trainer.fit(Shows(), loader() if data is None else data, loader(20))
         return stream.getvalue()
 
     return run
@@ -68,7 +68,7 @@ def test_redrawing_is_bound_to_time_and_not_to_steps(shown, monkeypatch):
     assert draws == [1, 1]  # once in the epoch, once in validation
 
 
-def test_what_is_printed_stands_above_the_bar(trainer):
+def test_what_is_printed_stands_above_the_bar(make_trainer):
     stream = io.StringIO()
 
     class Prints(Shows):
@@ -76,13 +76,13 @@ def test_what_is_printed_stands_above_the_bar(trainer):
             if batch_idx == 3:
                 self.print("hello [bold]")
 
-    trainer(callbacks=[fp.ProgressBar(stream, terminal=True)], max_epochs=1).fit(Prints(), loader())
+    make_trainer(callbacks=[fp.ProgressBar(stream, terminal=True)], max_epochs=1).fit(Prints(), loader())
     written = plain(stream.getvalue())
     assert any(line.strip() == "hello [bold]" for line in written.splitlines())
     assert "epoch 1/1" in written.split("hello")[1]
 
 
-def test_an_error_begins_on_a_line_of_its_own(trainer):
+def test_an_error_begins_on_a_line_of_its_own(make_trainer):
     stream = io.StringIO()
 
     class Fails(Shows):
@@ -90,9 +90,9 @@ def test_an_error_begins_on_a_line_of_its_own(trainer):
             if batch_idx == 3:
                 raise ZeroDivisionError
 
-    made = trainer(callbacks=[fp.ProgressBar(stream, terminal=True)], max_epochs=1)
+    trainer = make_trainer(callbacks=[fp.ProgressBar(stream, terminal=True)], max_epochs=1)
     with pytest.raises(ZeroDivisionError):
-        made.fit(Fails(), loader())
+        trainer.fit(Fails(), loader())
     last = stream.getvalue().rsplit("\n", 1)[-1]
     assert plain(last).strip() == ""
 

@@ -29,15 +29,15 @@ class Looks(fp.Callback):
         self._look("on_validation_end", trainer)
 
 
-def test_a_trainer_that_trains_has_every_attribute(trainer):
+def test_a_trainer_that_trains_has_every_attribute(make_trainer):
     looks = Looks()
-    trainer(max_epochs=1, callbacks=[looks]).fit(Classifier(), loader(), loader())
+    make_trainer(max_epochs=1, callbacks=[looks]).fit(Classifier(), loader(), loader())
     assert looks.missing == {"on_train_batch_end": [], "on_validation_end": []}
 
 
 @pytest.mark.parametrize("name", [name for name in ATTRIBUTES if inspect.isfunction(vars(TrainerView).get(name))])
-def test_a_method_takes_the_arguments_that_the_view_names(name, trainer):
-    own = inspect.signature(getattr(trainer(max_epochs=1), name)).parameters
+def test_a_method_takes_the_arguments_that_the_view_names(name, make_trainer):
+    own = inspect.signature(getattr(make_trainer(max_epochs=1), name)).parameters
     wanted = list(inspect.signature(vars(TrainerView)[name]).parameters.values())[1:]
     assert [parameter.name for parameter in wanted if parameter.name not in own] == []
 
@@ -46,7 +46,7 @@ def test_a_method_takes_the_arguments_that_the_view_names(name, trainer):
     ("name", "value"),
     [("should_stop", True), ("max_epochs", 5), ("accumulate_grad_batches", 2)],
 )
-def test_a_callback_may_assign(name, value, trainer):
+def test_a_callback_may_assign(name, value, make_trainer):
     seen = []
 
     class Assigns(fp.Callback):
@@ -54,5 +54,5 @@ def test_a_callback_may_assign(name, value, trainer):
             setattr(trainer, name, value)
             seen.append(getattr(trainer, name))
 
-    trainer(max_epochs=1, callbacks=[Assigns()]).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, callbacks=[Assigns()]).fit(Classifier(), loader())
     assert seen == [value]

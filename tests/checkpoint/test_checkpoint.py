@@ -278,9 +278,9 @@ def test_killed_at_any_moment_what_is_left_is_whole(mode, tmp_path):
     directory.mkdir()
     for reported in reports_of_killed(str(directory), mode, kills=5, within_s=0.15):
         checkpoint.clean_up(directory)
-        found = checkpoint.newest([directory])
-        assert found is not None
-        state = checkpoint.load(found)
+        newest = checkpoint.newest([directory])
+        assert newest is not None
+        state = checkpoint.load(newest)
         assert state["state_dict"]["w"].eq(state["number"]).all()
         assert state["number"] >= reported[-1], "a checkpoint that had been reported complete is gone"
         litter = [path.name for path in directory.iterdir() if not checkpoint.is_complete(path)]
@@ -301,10 +301,10 @@ def test_litter_of_killed_writes_is_swept_and_a_cut_replacement_is_finished(tmp_
     assert checkpoint.is_complete(whole)
 
 
-def test_a_run_sweeps_its_directory_when_it_begins(trainer, tmp_path):
+def test_a_run_sweeps_its_directory_when_it_begins(make_trainer, tmp_path):
     litter = tmp_path / "run" / "checkpoints" / ".tmp-ckpt-abc"
     litter.mkdir(parents=True)
-    trainer(max_epochs=1).fit(Classifier(), loader())
+    make_trainer(max_epochs=1).fit(Classifier(), loader())
     assert not litter.exists()
 
 
@@ -367,7 +367,7 @@ def test_a_full_disk_is_said_plainly_and_the_older_checkpoint_stays(tmp_path):
         assert checkpoint.newest([disk]).name == "newest.ckpt"
 
 
-def test_training_on_a_full_disk_ends_with_that_error_and_resumes_from_what_there_is(trainer, tmp_path):
+def test_training_on_a_full_disk_ends_with_that_error_and_resumes_from_what_there_is(make_trainer, tmp_path):
     with small_disk(tmp_path / "disk", 3) as disk:
         root = disk / "run"
 
@@ -388,9 +388,9 @@ def test_training_on_a_full_disk_ends_with_that_error_and_resumes_from_what_ther
                             file.flush()
 
         with pytest.raises(fp.CheckpointError, match="The disk is full"):
-            trainer(default_root_dir=root, callbacks=[FillsUp()], max_epochs=6).fit(Classifier(), loader())
+            make_trainer(default_root_dir=root, callbacks=[FillsUp()], max_epochs=6).fit(Classifier(), loader())
         (disk / "ballast").unlink()
-        resumed = trainer(default_root_dir=root, max_epochs=6)
+        resumed = make_trainer(default_root_dir=root, max_epochs=6)
         resumed.fit(Classifier(), loader(), ckpt_path="last")
         assert resumed.global_step == 72
 
@@ -442,10 +442,10 @@ def test_the_newest_is_the_one_that_was_written_last_whatever_its_name(tmp_path)
 
 
 @pytest.fixture
-def trained(trainer) -> Path:
-    made = trainer(max_epochs=1)
-    made.fit(Classifier(width=5), loader())
-    return Path(made.checkpoint_callback.last_model_path)
+def trained(make_trainer) -> Path:
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Classifier(width=5), loader())
+    return Path(trainer.checkpoint_callback.last_model_path)
 
 
 def test_a_model_is_rebuilt_with_the_arguments_it_was_made_with(trained):
@@ -456,7 +456,7 @@ def test_a_model_is_rebuilt_with_the_arguments_it_was_made_with(trained):
     assert Classifier.load_from_checkpoint(str(trained), lr=7.0).hparams.lr == 7.0
 
 
-def test_arguments_that_no_checkpoint_can_hold_are_asked_for(trainer):
+def test_arguments_that_no_checkpoint_can_hold_are_asked_for(make_trainer):
     class Wraps(Classifier):
         def __init__(self, net: torch.nn.Module, lr: float = 0.01) -> None:
             super().__init__()
@@ -464,9 +464,9 @@ def test_arguments_that_no_checkpoint_can_hold_are_asked_for(trainer):
             self.net = net
 
     net = torch.nn.Linear(8, 3)
-    made = trainer(max_epochs=1)
-    made.fit(Wraps(net), loader())
-    path = made.checkpoint_callback.last_model_path
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Wraps(net), loader())
+    path = trainer.checkpoint_callback.last_model_path
     with pytest.raises(fp.CheckpointError, match=r"does not hold the argument net of Wraps: pass it.*net=…"):
         Wraps.load_from_checkpoint(path)
     assert torch.equal(Wraps.load_from_checkpoint(path, net=torch.nn.Linear(8, 3)).net.weight, net.weight)
@@ -504,13 +504,13 @@ class Other(Classifier):
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_a_checkpoint_of_another_model_is_one_error_and_changes_nothing(name, trained, trainer):
+def test_a_checkpoint_of_another_model_is_one_error_and_changes_nothing(name, trained, make_trainer):
     model = OTHER[name]()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(
         fp.CheckpointError, match=rf"made by .*Classifier, is not a checkpoint of this {type(model).__name__}"
     ):
-        trainer().fit(model, loader(), ckpt_path=trained)
+        make_trainer().fit(model, loader(), ckpt_path=trained)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 

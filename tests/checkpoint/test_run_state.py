@@ -58,13 +58,13 @@ class Extra(Classifier):
         self.note = checkpoint["note"]
 
 
-def test_callbacks_data_modules_and_modules_get_back_what_they_gave(trainer):
+def test_callbacks_data_modules_and_modules_get_back_what_they_gave(make_trainer):
     data = Data()
     data.seen = 5
-    trainer(max_epochs=1, callbacks=[Remembers()]).fit(Extra(), data)
+    make_trainer(max_epochs=1, callbacks=[Remembers()]).fit(Extra(), data)
 
     callback, model, later = Remembers(), Extra(), Data()
-    trainer(max_epochs=2, callbacks=[callback]).fit(model, later, ckpt_path="last")
+    make_trainer(max_epochs=2, callbacks=[callback]).fit(model, later, ckpt_path="last")
     assert callback.loaded["count"] == 12
     assert callback.loaded["sum"] == 12.0
     assert callback.count == 24
@@ -96,12 +96,12 @@ class Grown(Classifier):
         self.log("heads", float(len(self.heads)))
 
 
-def test_layers_that_a_module_builds_in_on_load_checkpoint_are_loaded_and_trained(trainer):
+def test_layers_that_a_module_builds_in_on_load_checkpoint_are_loaded_and_trained(make_trainer):
     first = Grown()
     first.grow(("cat", "dog"))
-    trainer(max_epochs=1).fit(first, loader())
+    make_trainer(max_epochs=1).fit(first, loader())
 
-    resumed, made = Grown(), trainer(max_epochs=2)
+    resumed, made = Grown(), make_trainer(max_epochs=2)
     made.fit(resumed, loader(), ckpt_path="last")
     learned = {id(parameter) for group in made.optimizers[0].param_groups for parameter in group["params"]}
     assert resumed.classes == ("cat", "dog")
@@ -109,25 +109,25 @@ def test_layers_that_a_module_builds_in_on_load_checkpoint_are_loaded_and_traine
     assert not torch.equal(resumed.heads[1].weight, first.heads[1].weight)
 
     tested = Grown()
-    assert trainer().test(tested, loader(), ckpt_path="last")[0]["heads"] == 2
+    assert make_trainer().test(tested, loader(), ckpt_path="last")[0]["heads"] == 2
     assert torch.equal(tested.heads[1].weight, resumed.heads[1].weight)
 
 
-def test_two_callbacks_of_one_class_are_told_apart(trainer):
+def test_two_callbacks_of_one_class_are_told_apart(make_trainer):
     first, second = Remembers(), Remembers()
     second.count = 100
-    trainer(max_epochs=1, callbacks=[first, second]).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, callbacks=[first, second]).fit(Classifier(), loader())
     again = Remembers(), Remembers()
-    trainer(max_epochs=1, callbacks=list(again)).fit(Classifier(), loader(), ckpt_path="last")
+    make_trainer(max_epochs=1, callbacks=list(again)).fit(Classifier(), loader(), ckpt_path="last")
     assert [one.count for one in again] == [12, 112]
 
 
-def test_a_new_callback_starts_fresh_and_a_missing_one_is_no_error(trainer):
-    trainer(max_epochs=1, callbacks=[Remembers()]).fit(Classifier(), loader())
+def test_a_new_callback_starts_fresh_and_a_missing_one_is_no_error(make_trainer):
+    make_trainer(max_epochs=1, callbacks=[Remembers()]).fit(Classifier(), loader())
     stopping = fp.EarlyStopping("train_loss")
-    made = trainer(max_epochs=2, callbacks=[stopping])
-    made.fit(Classifier(), loader(), ckpt_path="last")
-    assert made.global_step == 24
+    trainer = make_trainer(max_epochs=2, callbacks=[stopping])
+    trainer.fit(Classifier(), loader(), ckpt_path="last")
+    assert trainer.global_step == 24
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c"]), max_size=8))
@@ -149,9 +149,9 @@ def test_progress_comes_back_and_a_finished_epoch_is_left_behind(epoch, batch_id
         assert loaded == saved
 
 
-def test_the_seed_of_the_first_attempt_rules_the_next(trainer):
-    trainer(max_epochs=1, seed=11).fit(Classifier(), loader())
-    resumed = trainer(max_epochs=2, seed=99)
+def test_the_seed_of_the_first_attempt_rules_the_next(make_trainer):
+    make_trainer(max_epochs=1, seed=11).fit(Classifier(), loader())
+    resumed = make_trainer(max_epochs=2, seed=99)
     resumed.fit(Classifier(), loader(), ckpt_path="last")
     assert resumed.seed == 11
 
@@ -161,10 +161,10 @@ def last(made: fp.Trainer) -> Path:
 
 
 @pytest.fixture
-def trained(trainer) -> Path:
-    made = trainer(max_epochs=1)
-    made.fit(Classifier(), loader())
-    return last(made)
+def trained(make_trainer) -> Path:
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Classifier(), loader())
+    return last(trainer)
 
 
 def test_a_checkpoint_holds_lightnings_names_and_says_what_it_is(trained):
@@ -183,48 +183,48 @@ def test_a_checkpoint_holds_lightnings_names_and_says_what_it_is(trained):
     assert "train_loss" in meta["metrics"]
 
 
-def test_another_number_of_optimizers_is_one_clear_error(trained, trainer):
+def test_another_number_of_optimizers_is_one_clear_error(trained, make_trainer):
     class Frozen(Classifier):
         def configure_optimizers(self):
             return None
 
     with pytest.raises(fp.CheckpointError, match=r"made with .*configure_optimizers\(\) now returns"):
-        trainer().fit(Frozen(), loader(), ckpt_path=trained)
+        make_trainer().fit(Frozen(), loader(), ckpt_path=trained)
 
 
-def test_another_kind_of_optimizer_is_one_clear_error(trained, trainer):
+def test_another_kind_of_optimizer_is_one_clear_error(trained, make_trainer):
     class Plain(Classifier):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     with pytest.raises(fp.CheckpointError, match="SGD"):
-        trainer().fit(Plain(), loader(), ckpt_path=trained)
+        make_trainer().fit(Plain(), loader(), ckpt_path=trained)
 
 
-def test_other_parameter_groups_are_one_clear_error(trained, trainer):
+def test_other_parameter_groups_are_one_clear_error(trained, make_trainer):
     class Grouped(Classifier):
         def configure_optimizers(self):
             groups = [{"params": self.net[0].parameters()}, {"params": self.net[3].parameters()}]
             return torch.optim.AdamW(groups)
 
     with pytest.raises(fp.CheckpointError, match="the state of AdamW does not fit"):
-        trainer().fit(Grouped(), loader(), ckpt_path=trained)
+        make_trainer().fit(Grouped(), loader(), ckpt_path=trained)
 
 
-def test_a_run_can_be_taken_further_with_more_epochs(trainer):
+def test_a_run_can_be_taken_further_with_more_epochs(make_trainer):
     """Two epochs and then two more are four epochs."""
     torch.manual_seed(0)
     whole = Classifier()
-    trainer(max_epochs=4, enable_checkpointing=False).fit(whole, loader())
+    make_trainer(max_epochs=4, enable_checkpointing=False).fit(whole, loader())
     torch.manual_seed(0)
-    trainer(max_epochs=2).fit(Classifier(), loader())
+    make_trainer(max_epochs=2).fit(Classifier(), loader())
     resumed = Classifier()
-    trainer(max_epochs=4).fit(resumed, loader(), ckpt_path="last")
+    make_trainer(max_epochs=4).fit(resumed, loader(), ckpt_path="last")
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("validation", [False, True])
-def test_a_run_that_ended_inside_an_epoch_can_be_taken_further(validation, trainer):
+def test_a_run_that_ended_inside_an_epoch_can_be_taken_further(validation, make_trainer):
     """Five steps of twelve and then fifteen more are twenty steps, loss for loss."""
     losses: dict[int, float] = {}
 
@@ -233,12 +233,12 @@ def test_a_run_that_ended_inside_an_epoch_can_be_taken_further(validation, train
             losses[trainer.progress.batches] = float(outputs)
 
     def run(steps: int, **settings) -> dict[str, torch.Tensor]:
-        made = trainer(max_steps=steps, max_epochs=-1, callbacks=[Watch()], **settings)
+        trainer = make_trainer(max_steps=steps, max_epochs=-1, callbacks=[Watch()], **settings)
         torch.manual_seed(0)
-        made.fit(Classifier(), loader(), loader(20) if validation else None, ckpt_path="last")
-        return made.callback_metrics
+        trainer.fit(Classifier(), loader(), loader(20) if validation else None, ckpt_path="last")
+        return trainer.callback_metrics
 
-    expected = run(30, default_root_dir=trainer().run_dir / "whole")
+    expected = run(30, default_root_dir=make_trainer().run_dir / "whole")
     whole = dict(losses)
     losses.clear()
     run(5)
@@ -246,7 +246,7 @@ def test_a_run_that_ended_inside_an_epoch_can_be_taken_further(validation, train
     assert losses == whole
 
 
-def test_a_frozen_layer_is_frozen_after_a_resume_as_before(trainer):
+def test_a_frozen_layer_is_frozen_after_a_resume_as_before(make_trainer):
     modes: list[tuple[bool, bool]] = []
 
     class Frozen(Classifier):
@@ -258,6 +258,6 @@ def test_a_frozen_layer_is_frozen_after_a_resume_as_before(trainer):
             modes.append((self.net[0].training, self.net[2].training))
             return super().training_step(batch, batch_idx)
 
-    trainer(max_epochs=1).fit(Frozen(), loader(), loader(20))
-    trainer(max_epochs=2).fit(Frozen(), loader(), loader(20), ckpt_path="last")
+    make_trainer(max_epochs=1).fit(Frozen(), loader(), loader(20))
+    make_trainer(max_epochs=2).fit(Frozen(), loader(), loader(20), ckpt_path="last")
     assert set(modes) == {(True, False)}

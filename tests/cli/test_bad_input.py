@@ -57,10 +57,10 @@ BAD_OPTIONS = {
 @pytest.mark.parametrize("mistake", BAD_OPTIONS)
 def test_bad_options(footplate, net, mistake):
     argv, message = BAD_OPTIONS[mistake]
-    found = footplate("fit", *net, *argv)
-    assert found.code == 2
-    assert message in found.err
-    assert "Traceback" not in found.err
+    result = footplate("fit", *net, *argv)
+    assert result.code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
 
 
 BAD_FILES = {
@@ -82,15 +82,15 @@ BAD_FILES = {
 def test_bad_configuration_files(footplate, net, tmp_path, mistake):
     text, message = BAD_FILES[mistake]
     (tmp_path / "c.yaml").write_text(text)
-    found = footplate("fit", *net, "--config", tmp_path / "c.yaml")
-    assert found.code == 2
-    assert message in found.err
+    result = footplate("fit", *net, "--config", tmp_path / "c.yaml")
+    assert result.code == 2
+    assert message in result.err
 
 
 def test_a_missing_configuration_file(footplate):
-    found = footplate("fit", "--config=nowhere.yaml")
-    assert found.code == 2
-    assert re.fullmatch(r'footplate fit: there is no configuration file ".*nowhere\.yaml"\.\n', found.err)
+    result = footplate("fit", "--config=nowhere.yaml")
+    assert result.code == 2
+    assert re.fullmatch(r'footplate fit: there is no configuration file ".*nowhere\.yaml"\.\n', result.err)
 
 
 def test_a_missing_model(footplate):
@@ -107,20 +107,20 @@ def test_arguments_of_a_class_that_was_not_named(footplate):
 
 def test_a_column_that_is_not_there(footplate, net):
     columns = "--data.train={class_path: footplate.Table, init_args: {source: rows.parquet, columns: [x, z]}}"
-    found = footplate("fit", *net, columns)
-    assert found.code == 2
-    assert "rows.parquet: no column 'z'." in found.err
+    result = footplate("fit", *net, columns)
+    assert result.code == 2
+    assert "rows.parquet: no column 'z'." in result.err
 
 
 def test_a_checkpoint_of_another_model(footplate, net, tmp_path):
     assert footplate("fit", *net).code == 0
-    found = footplate("validate", *net, "--model.bias=false", "--ckpt_path=last")
-    assert found.code == 2
-    assert "is not a checkpoint of this Net" in found.err
-    assert "net.bias" in found.err
+    result = footplate("validate", *net, "--model.bias=false", "--ckpt_path=last")
+    assert result.code == 2
+    assert "is not a checkpoint of this Net" in result.err
+    assert "net.bias" in result.err
 
 
 def test_no_data(footplate, tmp_path):
-    found = footplate("fit", "--model=flowers.Net", "--trainer.max_epochs=1", f"--trainer.default_root_dir={tmp_path}")
-    assert found.code == 2
-    assert "no training data" in found.err
+    result = footplate("fit", "--model=flowers.Net", "--trainer.max_epochs=1", f"--trainer.default_root_dir={tmp_path}")
+    assert result.code == 2
+    assert "no training data" in result.err

@@ -11,9 +11,9 @@ import yaml
 
 
 def listed(footplate, *argv: object):
-    found = footplate("catalog", *argv, "--format", "json")
-    assert found.code == 0, found.err
-    return json.loads(found.out)
+    result = footplate("catalog", *argv, "--format", "json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
 
 
 def test_machines_with_all_that_is_known_of_them(footplate):
@@ -77,28 +77,28 @@ def test_the_three_forms_say_the_same(footplate, action):
 
 
 def test_a_check_that_explains(footplate):
-    found = footplate(
+    result = footplate(
         "catalog", "check", "n1-standard-32", "--accelerator", "count=2,type=nvidia-tesla-v100", "--region", "us-east4"
     )
-    assert found.code == 1
-    refused, elsewhere = found.out.splitlines()
+    assert result.code == 1
+    refused, elsewhere = result.out.splitlines()
     assert refused.startswith("n1-standard-32 can't take 2 V100: allowed counts are 4 and 8 (each V100 allows at most")
     assert "Nearest: n1-standard-32 with 4 V100" in refused
     assert elsewhere.startswith("V100 is not offered in us-east4, but in asia-east1")
 
 
 def test_a_check_that_is_passed(footplate):
-    found = footplate("catalog", "check", "n1-standard-8", "--accelerator", "type=t4", "--region", "us-central1")
-    assert found.code == 0
-    assert found.out == (
+    result = footplate("catalog", "check", "n1-standard-8", "--accelerator", "type=t4", "--region", "us-central1")
+    assert result.code == 0
+    assert result.out == (
         "n1-standard-8 with 1 T4 is valid, in us-central1-a, us-central1-b, us-central1-c and us-central1-f.\n"
     )
 
 
 def test_a_check_of_what_is_gone_names_todays_equivalent(footplate):
-    found = footplate("catalog", "check", "complex_model_m_gpu", "--format", "json")
-    assert found.code == 0
-    answer = json.loads(found.out)
+    result = footplate("catalog", "check", "complex_model_m_gpu", "--format", "json")
+    assert result.code == 0
+    answer = json.loads(result.out)
     assert "K80 no longer exists" in answer["notice"]
     assert answer["today"] == {"machine": "n1-standard-16", "accelerator": "NVIDIA_TESLA_T4", "count": 4}
 
@@ -116,9 +116,9 @@ def test_a_check_of_what_is_gone_names_todays_equivalent(footplate):
     ],
 )
 def test_mistakes(footplate, argv, message):
-    found = footplate("catalog", *argv)
-    assert found.code == 2
-    assert message in found.err
+    result = footplate("catalog", *argv)
+    assert result.code == 2
+    assert message in result.err
 
 
 def test_the_catalog_needs_neither_torch_nor_pydantic(project):

@@ -19,12 +19,12 @@ from footplate import checkpoint
 
 
 @pytest.fixture
-def run_dir(trainer) -> Path:
+def run_dir(make_trainer) -> Path:
     """A run of three epochs that has kept two checkpoints."""
     saver = fp.ModelCheckpoint(monitor="val_loss", mode="max", filename="{epoch}")
-    made = trainer(max_epochs=3, callbacks=[saver])
-    made.fit(Classifier(), loader(), loader(20))
-    return made.run_dir
+    trainer = make_trainer(max_epochs=3, callbacks=[saver])
+    trainer.fit(Classifier(), loader(), loader(20))
+    return trainer.run_dir
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def inspected(footplate, *arguments) -> list[dict]:
 
 
 def test_what_is_in_a_checkpoint_is_shown(footplate, last):
-    found = footplate("checkpoint", "inspect", last)
-    assert found.code == 0
+    result = footplate("checkpoint", "inspect", last)
+    assert result.code == 0
     for text in (
         "epoch=2.ckpt",
         "Classifier",
@@ -50,7 +50,7 @@ def test_what_is_in_a_checkpoint_is_shown(footplate, last):
         "torch",
         "yes",
     ):
-        assert text.replace(" ", "") in "".join(found.out.split())
+        assert text.replace(" ", "") in "".join(result.out.split())
 
 
 def test_json_holds_everything(footplate, last):
@@ -68,10 +68,10 @@ def test_json_holds_everything(footplate, last):
 
 
 def test_a_runs_checkpoints_are_listed_with_the_newest_marked(footplate, run_dir):
-    found = inspected(footplate, run_dir)
-    assert len(found) == 2
-    assert [info["newest"] for info in found] == [False, True]
-    assert found[1]["path"].endswith("epoch=2.ckpt")
+    lines = inspected(footplate, run_dir)
+    assert len(lines) == 2
+    assert [info["newest"] for info in lines] == [False, True]
+    assert lines[1]["path"].endswith("epoch=2.ckpt")
     assert "epoch=2.ckpt (newest)" in footplate("checkpoint", "inspect", run_dir).out
 
 
@@ -82,20 +82,20 @@ def test_a_damaged_one_is_found_by_its_size_and_by_verifying(footplate, last):
     content[-1] ^= 1
     file.write_bytes(content)
     assert footplate("checkpoint", "inspect", last).code == 0, "headers alone are right"
-    found = footplate("checkpoint", "inspect", last, "--verify")
-    assert found.code == 1
-    assert "checksum" in found.out
+    result = footplate("checkpoint", "inspect", last, "--verify")
+    assert result.code == 1
+    assert "checksum" in result.out
     os.truncate(file, 100)
-    found = footplate("checkpoint", "inspect", last)
-    assert found.code == 1
-    assert "100 bytes instead of" in " ".join(found.out.split())
+    result = footplate("checkpoint", "inspect", last)
+    assert result.code == 1
+    assert "100 bytes instead of" in " ".join(result.out.split())
 
 
 def test_without_a_marker_it_is_said_to_be_incomplete_and_the_others_are_shown(footplate, run_dir):
     (run_dir / "checkpoints" / "epoch=2.ckpt" / checkpoint.META).unlink()
-    found = inspected(footplate, run_dir)
-    assert [bool(info["fault"]) for info in found] == [True, False]
-    assert found[1]["newest"]
+    lines = inspected(footplate, run_dir)
+    assert [bool(info["fault"]) for info in lines] == [True, False]
+    assert lines[1]["newest"]
     listed = footplate("checkpoint", "inspect", run_dir)
     assert listed.code == 1
     assert "not a complete checkpoint" in " ".join(listed.out.split())
@@ -111,16 +111,16 @@ def test_without_a_marker_it_is_said_to_be_incomplete_and_the_others_are_shown(f
 )
 def test_nothing_to_inspect_is_one_sentence(footplate, run_dir, path, said):
     (run_dir / "empty").mkdir()
-    found = footplate("checkpoint", "inspect", run_dir / path)
-    assert found.code == 2
-    assert said in found.err
+    result = footplate("checkpoint", "inspect", run_dir / path)
+    assert result.code == 2
+    assert said in result.err
 
 
 def test_a_command_without_an_action_names_the_actions(footplate):
-    found = footplate("checkpoint")
-    assert found.code == 2
-    assert "inspect" in found.err
-    assert "convert" in found.err
+    result = footplate("checkpoint")
+    assert result.code == 2
+    assert "inspect" in result.err
+    assert "convert" in result.err
 
 
 # Converting
@@ -128,8 +128,8 @@ def test_a_command_without_an_action_names_the_actions(footplate):
 
 def test_plain_weights_are_read_by_any_reader_of_safetensors(footplate, last, tmp_path):
     target = tmp_path / "weights.safetensors"
-    found = footplate("checkpoint", "convert", last, target)
-    assert (found.code, found.out.strip()) == (0, f"Wrote {target}.")
+    result = footplate("checkpoint", "convert", last, target)
+    assert (result.code, result.out.strip()) == (0, f"Wrote {target}.")
     weights = safetensors.torch.load_file(target)
     expected = checkpoint.load(last)["state_dict"]
     assert weights.keys() == expected.keys()
@@ -144,8 +144,8 @@ def test_tied_and_scattered_weights_of_every_type_are_written_whole(footplate, d
     tied = torch.arange(12).reshape(3, 4).to(dtype)
     state = {"a": tied, "b": tied, "transposed": tied.T, "scalar": tied[0, 0], "empty": tied[:0], "extra": "text"}
     checkpoint.save({"state_dict": state}, tmp_path / "a.ckpt", {})
-    found = footplate("checkpoint", "convert", tmp_path / "a.ckpt", tmp_path / "w.safetensors")
-    assert "It lacks extra: no tensor." in found.out
+    result = footplate("checkpoint", "convert", tmp_path / "a.ckpt", tmp_path / "w.safetensors")
+    assert "It lacks extra: no tensor." in result.out
     weights = safetensors.torch.load_file(tmp_path / "w.safetensors")
     assert all(torch.equal(weights[name], state[name]) for name in ("a", "b", "transposed", "scalar", "empty"))
 
@@ -184,13 +184,15 @@ def test_a_torch_file_can_hold_all_that_a_checkpoint_can(footplate, tmp_path):
     assert {name: found[name] for name in found} == {name: value[name] for name in found}
 
 
-def test_training_continues_from_a_checkpoint_that_was_copied_and_from_a_torch_file(footplate, last, tmp_path, trainer):
+def test_training_continues_from_a_checkpoint_that_was_copied_and_from_a_torch_file(
+    footplate, last, tmp_path, make_trainer
+):
     results = []
     for target in (last, tmp_path / "copy.ckpt", tmp_path / "model.pt"):
         if target != last:
             assert footplate("checkpoint", "convert", last, target).code == 0
         model = Classifier()
-        trainer(max_epochs=4, default_root_dir=tmp_path / target.stem).fit(
+        make_trainer(max_epochs=4, default_root_dir=tmp_path / target.stem).fit(
             model, loader(), loader(20), ckpt_path=target
         )
         results.append(torch.cat([value.flatten() for value in model.state_dict().values()]).tolist())
@@ -202,9 +204,9 @@ def test_what_is_there_is_not_overwritten_unless_forced(footplate, last, tmp_pat
     for name in ("w.safetensors", "m.pt", "c.ckpt"):
         target = tmp_path / name
         target.write_text("mine")
-        found = footplate("checkpoint", "convert", last, target)
-        assert found.code == 2
-        assert "--force" in found.err
+        result = footplate("checkpoint", "convert", last, target)
+        assert result.code == 2
+        assert "--force" in result.err
         assert target.read_text() == "mine"
         assert footplate("checkpoint", "convert", last, target, "--force").code == 0
     assert checkpoint.is_complete(tmp_path / "c.ckpt")
@@ -219,9 +221,9 @@ def test_what_is_there_is_not_overwritten_unless_forced(footplate, last, tmp_pat
     ],
 )
 def test_targets_that_can_not_be_are_refused(footplate, last, tmp_path, target, said):
-    found = footplate("checkpoint", "convert", last, tmp_path / target, "--force")
-    assert found.code == 2
-    assert said in found.err
+    result = footplate("checkpoint", "convert", last, tmp_path / target, "--force")
+    assert result.code == 2
+    assert said in result.err
     assert checkpoint.is_complete(last)
 
 

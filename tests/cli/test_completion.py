@@ -30,10 +30,10 @@ def completion(shell: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = completion("bash")
-    assert found.returncode == 0, found.stderr
+    candidates = completion("bash")
+    assert candidates.returncode == 0, candidates.stderr
     path = tmp_path_factory.mktemp("completion") / "footplate.bash"
-    path.write_text(found.stdout)
+    path.write_text(candidates.stdout)
     return path
 
 
@@ -79,12 +79,12 @@ def test_short_class_names_are_completed(script):
 
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
 def test_other_shells_have_scripts_too(shell):
-    found = completion(shell)
-    assert found.returncode == 0
-    assert "doctor" in found.stdout
+    candidates = completion(shell)
+    assert candidates.returncode == 0
+    assert "doctor" in candidates.stdout
 
 
 def test_an_unknown_shell_is_a_mistake(footplate):
-    found = footplate("completion", "fish")
-    assert found.code == 2
-    assert found.err == 'footplate completion: shell="fish": expected "bash" or "zsh" or "tcsh".\n'
+    result = footplate("completion", "fish")
+    assert result.code == 2
+    assert result.err == 'footplate completion: shell="fish": expected "bash" or "zsh" or "tcsh".\n'

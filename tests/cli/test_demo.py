@@ -30,6 +30,6 @@ def test_arguments():
     ],
 )
 def test_mistakes(footplate, argv, message):
-    found = footplate("demo", *argv)
-    assert found.code == 2
-    assert message in found.err
+    result = footplate("demo", *argv)
+    assert result.code == 2
+    assert message in result.err

@@ -6,15 +6,15 @@ import json
 
 
 def test_a_machine_that_can_train_passes(footplate):
-    found = footplate("doctor")
-    assert found.code == 0
-    assert "Training can work here" in found.out
+    result = footplate("doctor")
+    assert result.code == 0
+    assert "Training can work here" in result.out
 
 
 def test_json_holds_the_findings(footplate):
-    found = json.loads(footplate("doctor", "--json").out)
-    assert found["ok"] is True
-    assert "cpu" in [one["name"] for one in found["accelerators"]]
+    document = json.loads(footplate("doctor", "--json").out)
+    assert document["ok"] is True
+    assert "cpu" in [one["name"] for one in document["accelerators"]]
 
 
 def test_a_torch_that_cannot_be_imported_is_the_finding(process, tmp_path):
@@ -30,6 +30,6 @@ def test_a_torch_that_cannot_be_imported_is_the_finding(process, tmp_path):
 def test_json_has_the_same_keys_without_torch(process, footplate, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('broken')")
     running = process("doctor", "--json", PYTHONPATH=str(tmp_path))
-    found = json.loads(running.communicate(timeout=120)[0])
-    assert found["ok"] is False
-    assert found.keys() == json.loads(footplate("doctor", "--json").out).keys() - {"torch_threads"}
+    document = json.loads(running.communicate(timeout=120)[0])
+    assert document["ok"] is False
+    assert document.keys() == json.loads(footplate("doctor", "--json").out).keys() - {"torch_threads"}

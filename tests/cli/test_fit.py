@@ -21,9 +21,9 @@ def config_of(run: Path) -> dict:
 
 
 def test_flags_train_a_model_and_the_run_holds_its_configuration(footplate, net, tmp_path):
-    found = footplate("fit", *net, "--model.lr", "0.5", "--seed_everything", "7")
-    assert found.code == 0, found.err
-    assert found.out == f"Run directory: {tmp_path / 'run'}\n"
+    result = footplate("fit", *net, "--model.lr", "0.5", "--seed_everything", "7")
+    assert result.code == 0, result.err
+    assert result.out == f"Run directory: {tmp_path / 'run'}\n"
     config = config_of(tmp_path / "run")
     assert config["model"] == {"class_path": "flowers.Net", "init_args": {"lr": 0.5, "bias": True}}
     assert config["data"]["init_args"]["train"] == "rows.parquet"
@@ -46,8 +46,8 @@ def test_the_saved_configuration_repeats_the_run_to_the_last_digit(footplate, ne
 
 def test_flags_win_over_the_file(footplate, net, tmp_path):
     (tmp_path / "c.yaml").write_text("trainer:\n  max_epochs: 5\n  log_every_n_steps: 2\n")
-    found = footplate("fit", "--config", tmp_path / "c.yaml", *net)
-    assert found.code == 0, found.err
+    result = footplate("fit", "--config", tmp_path / "c.yaml", *net)
+    assert result.code == 0, result.err
     trainer = config_of(tmp_path / "run")["trainer"]
     assert (trainer["max_epochs"], trainer["log_every_n_steps"]) == (1, 2)
 
@@ -62,13 +62,13 @@ def test_print_config_can_be_fed_back(footplate, net, tmp_path):
 
 
 def test_callbacks_and_loggers_are_known_by_their_short_names(footplate, net, tmp_path):
-    found = footplate(
+    result = footplate(
         "fit", *net,
         "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val_loss", "--trainer.callbacks.patience=9",
         "--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=val_loss",
         "--trainer.logger=CSV",
     )  # fmt: skip
-    assert found.code == 0, found.err
+    assert result.code == 0, result.err
     trainer = config_of(tmp_path / "run")["trainer"]
     assert [one["class_path"] for one in trainer["callbacks"]] == [
         "footplate.EarlyStopping",
@@ -81,8 +81,8 @@ def test_callbacks_and_loggers_are_known_by_their_short_names(footplate, net, tm
 
 def test_a_file_may_list_callbacks_and_loggers_by_name(footplate, net, tmp_path):
     (tmp_path / "c.yaml").write_text("trainer: {logger: [CSV, TensorBoard], callbacks: [LearningRateMonitor]}\n")
-    found = footplate("fit", *net, "--config", tmp_path / "c.yaml")
-    assert found.code == 0, found.err
+    result = footplate("fit", *net, "--config", tmp_path / "c.yaml")
+    assert result.code == 0, result.err
     assert (tmp_path / "run" / "metrics.csv").exists()
     assert (tmp_path / "run" / "tensorboard").exists()
 
@@ -97,8 +97,8 @@ def test_an_alert_names_its_rule_and_its_channel(footplate, net, tmp_path, monke
         "      to: {class_path: footplate.Webhook, init_args: {url: $HOOK_URL, form: slack}}\n"
     )
     monkeypatch.setenv("HOOK_URL", "https://hooks.example/s3cr3t")
-    found = footplate("fit", *net, "--config", tmp_path / "c.yaml")
-    assert found.code == 0, found.err
+    result = footplate("fit", *net, "--config", tmp_path / "c.yaml")
+    assert result.code == 0, result.err
     (callback,) = config_of(tmp_path / "run")["trainer"]["callbacks"]
     assert callback["init_args"]["to"]["init_args"]["url"] == "$HOOK_URL"
     assert "s3cr3t" not in (tmp_path / "run" / "config.yaml").read_text()
@@ -124,15 +124,17 @@ def test_a_table_may_be_given_with_its_own_arguments(footplate, tmp_path):
         "      init_args: {source: rows.parquet, filter: [[y, '=', 1]]}\n"
         f"trainer: {{max_epochs: 1, default_root_dir: {tmp_path / 'run'}, enable_progress_bar: false}}\n"
     )
-    found = footplate("fit", "--config", tmp_path / "c.yaml")
-    assert found.code == 0, found.err
+    result = footplate("fit", "--config", tmp_path / "c.yaml")
+    assert result.code == 0, result.err
 
 
 def test_a_run_is_continued_from_its_last_checkpoint(footplate, net, tmp_path):
     assert footplate("fit", *net).code == 0
-    found = footplate("fit", "--config", tmp_path / "run" / "config.yaml", "--ckpt_path=last", "--trainer.max_epochs=2")
-    assert found.code == 0, found.err
-    assert "Continuing from" in found.err
+    result = footplate(
+        "fit", "--config", tmp_path / "run" / "config.yaml", "--ckpt_path=last", "--trainer.max_epochs=2"
+    )
+    assert result.code == 0, result.err
+    assert "Continuing from" in result.err
     assert [row["epoch"] for row in losses(tmp_path / "run")] == ["0", "1"]
 
 
@@ -160,34 +162,34 @@ def test_results_are_shown_without_a_progress_bar_too(process, net):
 
 
 def test_evaluation_without_a_checkpoint_says_that_the_weights_are_untrained(footplate, net):
-    found = footplate("validate", *net)
-    assert found.code == 0
-    assert "No --ckpt_path was given" in found.err
+    result = footplate("validate", *net)
+    assert result.code == 0
+    assert "No --ckpt_path was given" in result.err
 
 
 def test_lightnings_modules_data_modules_and_callbacks_are_taken_by_their_path(footplate, tmp_path):
-    found = footplate(
+    result = footplate(
         "fit",
         "--model=lit.LitNet", "--model.lr=0.2", "--data=lit.LitData", "--data.rows=12",
         "--trainer.callbacks+=lit.Told", "--trainer.callbacks.text=steps:",
         "--trainer.max_epochs=1", f"--trainer.default_root_dir={tmp_path / 'run'}",
     )  # fmt: skip
-    assert found.code == 0, found.err
-    assert "steps: 3" in found.out
+    assert result.code == 0, result.err
+    assert "steps: 3" in result.out
 
 
 def test_a_run_of_footplates_own_classes_never_imports_lightning(project, net):
     script = (
         "import sys; from footplate.cli.main import main; sys.exit(main(sys.argv[1:]) or 'lightning' in sys.modules)"
     )
-    found = subprocess.run([sys.executable, "-c", script, "fit", *net], cwd=project, capture_output=True, check=False)
-    assert found.returncode == 0, found.stderr
+    process = subprocess.run([sys.executable, "-c", script, "fit", *net], cwd=project, capture_output=True, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def test_help_of_a_class_shows_its_arguments(footplate):
-    found = footplate("fit", "--trainer.callbacks.help=EarlyStopping")
-    assert found.code == 0
-    assert "--trainer.callbacks.stopping_threshold" in found.out
+    result = footplate("fit", "--trainer.callbacks.help=EarlyStopping")
+    assert result.code == 0
+    assert "--trainer.callbacks.stopping_threshold" in result.out
 
 
 def test_the_example_configuration_trains(footplate, monkeypatch, tmp_path):
@@ -197,8 +199,8 @@ def test_the_example_configuration_trains(footplate, monkeypatch, tmp_path):
         "--trainer.limit_train_batches=2",
         "--trainer.limit_val_batches=2",
     ]
-    found = footplate("fit", "--config", "examples/run.yaml", *quick)
-    assert found.code == 0, found.err
+    result = footplate("fit", "--config", "examples/run.yaml", *quick)
+    assert result.code == 0, result.err
 
 
 def test_a_dry_run_leaves_nothing_behind(footplate, net, tmp_path):

@@ -42,11 +42,16 @@ def test_the_time_of_a_run_is_shown_by_cause(footplate, run_dir: Path):
     assert "Price: $0.38 an hour (1 n1-standard-8, by the list price in us-central1)." in shown
     assert "  1              4.5 s    16.7%  0 to 35, 25 lost\n" in shown
 
-    found = json.loads(footplate("goodput", str(run_dir), "--json", "--usd-per-hour", "36").out)
-    assert {one["cause"]: one["seconds"] for one in found["causes"]} == {
+    document = json.loads(footplate("goodput", str(run_dir), "--json", "--usd-per-hour", "36").out)
+    assert {one["cause"]: one["seconds"] for one in document["causes"]} == {
         "training": 3.0, "input": 1.0, "lost": 2.5, "startup": 2.0, "down": 5.5
     }  # fmt: skip
-    assert (found["wallSeconds"], found["usd"], found["usdLost"], found["lostSteps"]) == (14.0, 0.14, 0.025, 25)
+    assert (document["wallSeconds"], document["usd"], document["usdLost"], document["lostSteps"]) == (
+        14.0,
+        0.14,
+        0.025,
+        25,
+    )
     assert footplate("goodput", str(run_dir), "--last", "2s").out == "goodput of the last 2s: 75.0%\n"
 
 
@@ -62,9 +67,9 @@ def test_the_time_of_a_run_is_shown_by_cause(footplate, run_dir: Path):
     ],
 )
 def test_mistakes(footplate, run_dir: Path, argv: list[str], message: str):
-    found = footplate("goodput", *(str(run_dir) if word == "RUN" else word for word in argv))
-    assert found.code == 2
-    assert message in found.err
+    result = footplate("goodput", *(str(run_dir) if word == "RUN" else word for word in argv))
+    assert result.code == 2
+    assert message in result.err
 
 
 def test_a_job_is_described_with_its_time_by_cause(submit, footplate, bench):  # noqa: F811

@@ -45,9 +45,9 @@ def submit(footplate, tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", [LEGACY, ATTACHED])
 def test_the_guides_command_line_with_a_file(submit, text):
     Path("config.yaml").write_text(text)
-    found = submit(*WITH_FILE, "--dry-run", *USERS)
-    assert found.code == 0, found.err
-    job = yaml.safe_load(found.out)
+    result = submit(*WITH_FILE, "--dry-run", *USERS)
+    assert result.code == 0, result.err
+    job = yaml.safe_load(result.out)
     assert [(one["role"], one["count"]) for one in job["replicas"]] == [
         ("master", 1),
         ("worker", 9),
@@ -73,35 +73,35 @@ def test_an_older_spelling_of_a_flag(submit):
 
 
 def test_k80s_are_accepted_and_todays_equivalent_is_proposed(submit):
-    found = submit(*WITH_FLAGS, "--dry-run")
-    assert "K80 no longer exists: Compute Engine ended its support on 2024-05-01." in found.err
-    assert "Today's equivalent: n1-highcpu-16 with 4 T4." in found.err
+    result = submit(*WITH_FLAGS, "--dry-run")
+    assert "K80 no longer exists: Compute Engine ended its support on 2024-05-01." in result.err
+    assert "Today's equivalent: n1-highcpu-16 with 4 T4." in result.err
 
 
 def test_modernize_takes_todays_equivalent_and_leaves_the_file(submit):
-    found = submit(*WITH_FILE, "--dry-run", "--modernize")
-    assert "no longer exists" not in found.err
-    assert yaml.safe_load(found.out)["replicas"][0]["accelerator"] == {"type": "NVIDIA_TESLA_T4", "count": 4}
+    result = submit(*WITH_FILE, "--dry-run", "--modernize")
+    assert "no longer exists" not in result.err
+    assert yaml.safe_load(result.out)["replicas"][0]["accelerator"] == {"type": "NVIDIA_TESLA_T4", "count": 4}
     assert Path("config.yaml").read_text() == ATTACHED
 
 
 def test_a_table_for_people(submit):
-    found = submit(*WITH_FILE, "--dry-run", "--format", "table", *USERS)
-    assert "n1-highcpu-16" in found.out
-    assert "4 K80" in found.out
-    assert "--job-dir" in found.out
+    result = submit(*WITH_FILE, "--dry-run", "--format", "table", *USERS)
+    assert "n1-highcpu-16" in result.out
+    assert "4 K80" in result.out
+    assert "--job-dir" in result.out
 
 
 def test_arguments_are_never_read_by_a_shell(submit):
-    found = submit(*WITH_FILE, "--dry-run", "--", "$(touch pwned)", "; rm -rf /", "`ls`")
-    assert yaml.safe_load(found.out)["command"][3:6] == ["$(touch pwned)", "; rm -rf /", "`ls`"]
+    result = submit(*WITH_FILE, "--dry-run", "--", "$(touch pwned)", "; rm -rf /", "`ls`")
+    assert yaml.safe_load(result.out)["command"][3:6] == ["$(touch pwned)", "; rm -rf /", "`ls`"]
     assert not Path("pwned").exists()
 
 
 def test_the_programs_options_before_the_dashes(submit):
-    found = submit(*WITH_FILE, "--dry-run", "--learning-rate", "0.1")
-    assert found.code == 2
-    assert found.err == (
+    result = submit(*WITH_FILE, "--dry-run", "--learning-rate", "0.1")
+    assert result.code == 2
+    assert result.err == (
         "footplate jobs: --learning-rate: jobs submit training has no such option. If it belongs to your program, write it "
         "after --: footplate jobs submit training … -- --learning-rate\n"
     )
@@ -111,44 +111,44 @@ def test_the_programs_options_before_the_dashes(submit):
 
 
 def test_the_project_of_a_command_for_gcloud_is_ignored_here(submit):
-    found = submit(*COMMON, "--project", "mine", "--dry-run")
-    assert found.code == 0
-    assert found.err == "--project is ignored: it is for --backend vertex.\n"
+    result = submit(*COMMON, "--project", "mine", "--dry-run")
+    assert result.code == 0
+    assert result.err == "--project is ignored: it is for --backend vertex.\n"
 
 
 def test_a_job_directory_that_is_a_file_is_refused(submit):
     Path("out").touch()
     for directory in ("out", "out/deeper"):
-        found = submit(*COMMON[:-1], directory)
-        assert found.code == 2
-        assert "out is a file. Give a directory; it is created when the job starts." in found.err
+        result = submit(*COMMON[:-1], directory)
+        assert result.code == 2
+        assert "out is a file. Give a directory; it is created when the job starts." in result.err
 
 
 def test_options_of_ours_after_the_dashes(submit):
-    found = submit(*COMMON, "--dry-run", "--", "--region", "us-central1")
-    assert found.code == 0
+    result = submit(*COMMON, "--dry-run", "--", "--region", "us-central1")
+    assert result.code == 0
     assert (
         "--region is after --, so it belongs to the program. If it is meant for the job, write it before --."
-        in found.err
+        in result.err
     )
 
-    found = submit(*WITH_FILE, "--dry-run", "--", "--labels", "x", "--region", "again")
-    assert found.code == 0
-    assert "--labels is after --" in found.err
-    assert "--region stands" not in found.err
+    result = submit(*WITH_FILE, "--dry-run", "--", "--labels", "x", "--region", "again")
+    assert result.code == 0
+    assert "--labels is after --" in result.err
+    assert "--region stands" not in result.err
 
 
 def test_the_job_directory_after_the_dashes(submit):
-    found = submit("--package-path", "trainer", "--module-name", "trainer.task", "--", "--job-dir=gs://abc/d")
-    assert found.code == 2
-    assert "--job-dir is after --, so it would be the program's own. Write it before --" in found.err
+    result = submit("--package-path", "trainer", "--module-name", "trainer.task", "--", "--job-dir=gs://abc/d")
+    assert result.code == 2
+    assert "--job-dir is after --, so it would be the program's own. Write it before --" in result.err
 
 
 def test_all_problems_at_once(submit):
     Path("config.yaml").write_text("trainingInput:\n  masterTyp: n1-standard-8\n  workerCount: 2\n")
-    found = submit("--package-path", "nowhere", "--config", "config.yaml", "--job-dir", "http://x", "--dry-run")
-    assert found.code == 2
-    assert found.err.splitlines()[0] == "footplate jobs: the job has 5 problems:"
+    result = submit("--package-path", "nowhere", "--config", "config.yaml", "--job-dir", "http://x", "--dry-run")
+    assert result.code == 2
+    assert result.err.splitlines()[0] == "footplate jobs: the job has 5 problems:"
     for text in (
         '--job-dir: trainingInput.jobDir: "http://x": expected gs://',
         'config.yaml line 2: trainingInput.masterTyp: there is no such key. Did you mean "masterType"?',
@@ -156,41 +156,43 @@ def test_all_problems_at_once(submit):
         "trainingInput.pythonModule: missing",
         "--package-path: 'nowhere' isn't a package",
     ):
-        assert text in found.err
+        assert text in result.err
 
 
 def test_a_module_that_the_package_lacks(submit):
-    found = submit("--package-path", "trainer", "--module-name", "trainer.tusk", "--region", "us-central1", "--dry-run")
+    result = submit(
+        "--package-path", "trainer", "--module-name", "trainer.tusk", "--region", "us-central1", "--dry-run"
+    )
     said = "trainingInput.pythonModule: the package has no module trainer.tusk: expected trainer/tusk.py."
-    assert f"--module-name: {said}" in found.err
+    assert f"--module-name: {said}" in result.err
     Path("tusk.yaml").write_text("trainingInput:\n  region: us-central1\n  pythonModule: trainer.tusk\n")
     assert f"tusk.yaml line 3: {said}" in submit("--package-path", "trainer", "--config", "tusk.yaml", "--dry-run").err
 
 
 def test_names_that_no_file_can_have_are_mistakes_and_no_tracebacks(submit):
     long = "a" * 400
-    found = submit("--package-path", long * 20, "--module-name", "trainer.task", "--region", "us-central1")
-    assert (found.code, "isn't a package: expected a directory" in found.err) == (2, True)
-    found = submit("--package-path", "trainer", "--module-name", f"trainer.{long}", "--region", "us-central1")
-    assert (found.code, "the package has no module" in found.err) == (2, True)
+    result = submit("--package-path", long * 20, "--module-name", "trainer.task", "--region", "us-central1")
+    assert (result.code, "isn't a package: expected a directory" in result.err) == (2, True)
+    result = submit("--package-path", "trainer", "--module-name", f"trainer.{long}", "--region", "us-central1")
+    assert (result.code, "the package has no module" in result.err) == (2, True)
 
 
 def test_what_this_machine_would_refuse_a_dry_run_refuses_too(submit):
-    found = submit("--master-image-uri", "gcr.io/project/trainer", "--region", "us-central1", "--dry-run")
-    assert found.code == 2
-    assert "the spec names a container image and no module. On this machine jobs run as Python packages" in found.err
+    result = submit("--master-image-uri", "gcr.io/project/trainer", "--region", "us-central1", "--dry-run")
+    assert result.code == 2
+    assert "the spec names a container image and no module. On this machine jobs run as Python packages" in result.err
     params = "params: [{parameterName: lr, type: DOUBLE, minValue: 0.1, maxValue: 1}]"
     Path("tune.yaml").write_text(f"trainingInput: {{hyperparameters: {{goal: MAXIMIZE, {params}}}}}")
-    found = submit(*COMMON, "--region", "us-central1", "--config", "tune.yaml", "--dry-run")
-    assert (found.code, "without tuning: leave out hyperparameters" in found.err) == (2, True)
+    result = submit(*COMMON, "--region", "us-central1", "--config", "tune.yaml", "--dry-run")
+    assert (result.code, "without tuning: leave out hyperparameters" in result.err) == (2, True)
 
 
 def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):
     assert footplate("jobs", "check", "config.yaml").code == 0
     Path("bad.yaml").write_text("trainingInput:\n  masterTyp: x\n  scaleTier: BIG\n")
-    found = footplate("jobs", "check", "bad.yaml")
-    assert found.code == 1
-    assert [line.split(": ")[0] for line in found.out.splitlines()] == ["bad.yaml line 2", "bad.yaml line 3"]
+    result = footplate("jobs", "check", "bad.yaml")
+    assert result.code == 1
+    assert [line.split(": ")[0] for line in result.out.splitlines()] == ["bad.yaml line 2", "bad.yaml line 3"]
     answer = json.loads(footplate("jobs", "check", "bad.yaml", "--format", "json").out)
     assert not answer["valid"]
     assert answer["problems"][0]["key"] == "trainingInput.masterTyp"
@@ -208,8 +210,8 @@ def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):
 )
 def test_check_misses_nothing_that_flags_may_still_bring(submit, footplate, text):
     Path("part.yaml").write_text(text)
-    found = footplate("jobs", "check", "part.yaml")
-    assert (found.code, found.out) == (0, "part.yaml: no problems.\n")
+    result = footplate("jobs", "check", "part.yaml")
+    assert (result.code, result.out) == (0, "part.yaml: no problems.\n")
     assert footplate("jobs", "check", "part.yaml", "--modernize").code == 0
     assert Path("part.yaml").read_text() == text
     flags = ["--config", "part.yaml", "--scale-tier", "CUSTOM", "--worker-machine-type", "n1-standard-8"]
@@ -223,9 +225,9 @@ def test_check_misses_nothing_that_flags_may_still_bring(submit, footplate, text
 
 def test_check_modernize_rewrites_the_file(submit, footplate):
     Path("config.yaml").chmod(0o640)
-    found = footplate("jobs", "check", "config.yaml", "--modernize")
-    assert found.code == 0
-    assert "trainingInput.masterConfig.acceleratorConfig.type: NVIDIA_TESLA_T4" in found.out
+    result = footplate("jobs", "check", "config.yaml", "--modernize")
+    assert result.code == 0
+    assert "trainingInput.masterConfig.acceleratorConfig.type: NVIDIA_TESLA_T4" in result.out
     assert Path("config.yaml").read_text() == ATTACHED.replace("NVIDIA_TESLA_K80", "NVIDIA_TESLA_T4")
     assert Path("config.yaml").stat().st_mode & 0o777 == 0o640
     assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == []
@@ -250,9 +252,9 @@ def test_a_file_with_problems_is_not_rewritten(submit, footplate):
     ],
 )
 def test_mistakes(submit, footplate, argv, message):
-    found = footplate("jobs", *argv)
-    assert found.code == 2
-    assert message in found.err
+    result = footplate("jobs", *argv)
+    assert result.code == 2
+    assert message in result.err
 
 
 HEAVY = {"torch", "numpy", "jsonargparse", "yaml", "rich", "pydantic"}
@@ -295,10 +297,10 @@ def test_local_train_runs_the_program_as_a_job_would(submit, tmp_path):
             "--lr",
             "0.1",
         ]
-        found = subprocess.run(command, capture_output=True, text=True)
+        process = subprocess.run(command, capture_output=True, text=True)
         expected = ["--lr", "0.1", "--job-dir", str(tmp_path / "out/deep")]
-        assert (found.returncode, found.stdout) == (7, f"{expected} 2 {{'type': 'chief', 'index': 0}} True\n"), (
-            found.stderr
+        assert (process.returncode, process.stdout) == (7, f"{expected} 2 {{'type': 'chief', 'index': 0}} True\n"), (
+            process.stderr
         )
 
 
@@ -312,5 +314,5 @@ def test_local_train_runs_the_program_as_a_job_would(submit, tmp_path):
     ],
 )
 def test_local_train_refuses_what_a_job_refuses(submit, footplate, argv, said):
-    found = footplate("jobs", "local-train", *argv)
-    assert (found.code, said in found.err) == (2, True), found.err
+    result = footplate("jobs", "local-train", *argv)
+    assert (result.code, said in result.err) == (2, True), result.err

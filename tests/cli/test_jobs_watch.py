@@ -37,26 +37,26 @@ def submit(footplate, bench, monkeypatch):  # noqa: F811
 
 def test_submit_says_where_to_look_and_wait_ends_with_the_job(submit, footplate, bench):  # noqa: F811
     bench.program("print(sys.argv[1:])")
-    found = submit("my_job", "--labels", "team=vision", "--", "--epochs", "2")
-    assert found.code == 0
-    assert "my_job is submitted." in found.out
-    assert re.search(r"Its package has 2 files, 0\.\d KiB: trainer/__init__\.py, trainer/task\.py\.", found.err)
-    assert "footplate jobs stream-logs my_job" in found.out
-    found = footplate("jobs", "wait", "my_job")
-    assert (found.code, found.out) == (0, "my_job is SUCCEEDED\n")
+    result = submit("my_job", "--labels", "team=vision", "--", "--epochs", "2")
+    assert result.code == 0
+    assert "my_job is submitted." in result.out
+    assert re.search(r"Its package has 2 files, 0\.\d KiB: trainer/__init__\.py, trainer/task\.py\.", result.err)
+    assert "footplate jobs stream-logs my_job" in result.out
+    result = footplate("jobs", "wait", "my_job")
+    assert (result.code, result.out) == (0, "my_job is SUCCEEDED\n")
     assert bench.output() == f"['--epochs', '2', '--job-dir', '{bench.directory}/out']\n"
 
 
 def test_streamed_logs_end_with_the_job_and_its_code(submit, footplate, bench):  # noqa: F811
     bench.program("print('hello'); sys.exit(2 if attempt == 1 else 0)")
-    found = submit("my_job", "--stream-logs")
-    assert (found.code, found.out) == (1, "[master-0] hello\n")
-    assert "my_job is FAILED: master 0 ended with exit code 2" in found.err
+    result = submit("my_job", "--stream-logs")
+    assert (result.code, result.out) == (1, "[master-0] hello\n")
+    assert "my_job is FAILED: master 0 ended with exit code 2" in result.err
     assert footplate("jobs", "wait", "my_job").code == 1
     footplate("jobs", "resubmit", "my_job")
-    found = footplate("jobs", "stream-logs", "my_job")
-    assert (found.code, found.out) == (0, "[master-0] hello\n[master-0] hello\n")
-    assert "--- attempt 2 ---" in found.err
+    result = footplate("jobs", "stream-logs", "my_job")
+    assert (result.code, result.out) == (0, "[master-0] hello\n[master-0] hello\n")
+    assert "--- attempt 2 ---" in result.err
     assert footplate("jobs", "stream-logs", "my_job", "--tail", "1").out == "[master-0] hello\n"
     assert "--tail -1: expected a number of lines" in footplate("jobs", "stream-logs", "my_job", "--tail", "-1").err
 
@@ -87,11 +87,11 @@ def test_describe_tells_what_has_happened(submit, footplate, bench):  # noqa: F8
     bench.program("")
     submit("my_job")
     footplate("jobs", "wait", "my_job")
-    found = yaml.safe_load(footplate("jobs", "describe", "my_job").out)
-    assert (found["state"], found["attempt"]) == ("SUCCEEDED", 1)
-    assert [one["to"] for one in found["transitions"]] == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
-    assert found["processes"][0]["outcome"] == "ended with exit code 0"
-    assert found["spec"]["trainingInput"]["pythonModule"] == "trainer.task"
+    document = yaml.safe_load(footplate("jobs", "describe", "my_job").out)
+    assert (document["state"], document["attempt"]) == ("SUCCEEDED", 1)
+    assert [one["to"] for one in document["transitions"]] == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
+    assert document["processes"][0]["outcome"] == "ended with exit code 0"
+    assert document["spec"]["trainingInput"]["pythonModule"] == "trainer.task"
     assert "history:" in footplate("jobs", "describe", "my_job", "--format", "table").out
 
 
@@ -121,12 +121,12 @@ def test_a_job_shows_its_stacks_now_and_those_of_a_hang(submit, footplate, bench
     bench.there("ready-1")
     bench.is_in(State.RUNNING)
 
-    found = footplate("jobs", "stacks", "my_job")
-    assert found.code == 0
+    result = footplate("jobs", "stacks", "my_job")
+    assert result.code == 0
     where = r"(is|are) in `(waits_for_the_file|until_there)` \(.*/task\.py:\d+\)"
-    assert re.search(where, found.out.splitlines()[0])
-    assert re.search(r"^rank 0: process \d+", found.out, re.MULTILINE)
-    assert re.search(r"^rank 1: process \d+", found.out, re.MULTILINE)
+    assert re.search(where, result.out.splitlines()[0])
+    assert re.search(r"^rank 0: process \d+", result.out, re.MULTILINE)
+    assert re.search(r"^rank 1: process \d+", result.out, re.MULTILINE)
 
     (bench.directory / "go").touch()
     assert footplate("jobs", "wait", "my_job").code == 1
@@ -145,8 +145,8 @@ def test_programs_are_told_in_json_whatever_they_ask(submit, footplate, bench): 
     bench.program(SAVES_UNTIL_IT_MAY_END)
 
     def told(*argv: str) -> tuple[str, str, str]:
-        found = json.loads(footplate("jobs", *argv, "my_job", "--format", "json").out)
-        return found["jobId"], found["state"], found["backend"]
+        document = json.loads(footplate("jobs", *argv, "my_job", "--format", "json").out)
+        return document["jobId"], document["state"], document["backend"]
 
     assert json.loads(submit("my_job", "--format", "json").out)["jobId"] == "my_job"
     bench.there("ready")
@@ -167,8 +167,8 @@ def test_cancel_and_delete(submit, footplate, bench):  # noqa: F811
     submit("my_job")
     bench.there("ready")
     bench.is_in(State.RUNNING)
-    found = footplate("jobs", "delete", "my_job")
-    assert (found.code, found.err) == (
+    result = footplate("jobs", "delete", "my_job")
+    assert (result.code, result.err) == (
         2,
         "footplate jobs: my_job is RUNNING. Cancel it first: footplate jobs cancel my_job\n",
     )
@@ -200,13 +200,13 @@ def test_cancel_and_delete(submit, footplate, bench):  # noqa: F811
 def test_mistakes(submit, footplate, bench, argv, message):  # noqa: F811
     bench.program("")
     submit("flowers_1")
-    found = footplate("jobs", *argv)
-    assert found.code == 2
-    assert message in found.err
+    result = footplate("jobs", *argv)
+    assert result.code == 2
+    assert message in result.err
 
 
 def test_an_image_alone_is_refused_since_nothing_here_runs_containers(submit, footplate, bench):  # noqa: F811
-    found = footplate(
+    result = footplate(
         "jobs",
         "submit",
         "training",
@@ -216,8 +216,8 @@ def test_an_image_alone_is_refused_since_nothing_here_runs_containers(submit, fo
         "--region",
         "us-central1",
     )
-    assert found.code == 2
-    assert "names a container image and no module" in found.err
+    assert result.code == 2
+    assert "names a container image and no module" in result.err
 
 
 def test_the_daemon_brings_jobs_back_by_itself(bench):  # noqa: F811
@@ -254,8 +254,8 @@ def test_a_list_is_sorted_as_it_is_asked(submit, footplate, bench):  # noqa: F81
     for name, priority in (("low", "1"), ("high", "900"), ("middle", "50")):
         submit(name, "--priority", priority)
     for order, wanted in {"priority": ["low", "middle", "high"], "~jobId": ["middle", "low", "high"]}.items():
-        found = json.loads(footplate("jobs", "list", "--sort-by", order, "--format", "json").out)
-        assert [one["jobId"] for one in found] == wanted
+        document = json.loads(footplate("jobs", "list", "--sort-by", order, "--format", "json").out)
+        assert [one["jobId"] for one in document] == wanted
     for name in ("low", "high", "middle"):
         footplate("jobs", "wait", name)
 
@@ -306,10 +306,10 @@ def test_a_running_job_is_profiled(submit, footplate, bench):  # noqa: F811
     submit("my_job")
     bench.there("trains")
     bench.is_in(State.RUNNING)
-    found = footplate("jobs", "profile", "my_job", "--steps", "3")
-    assert found.code == 0, found.err
-    assert found.out.startswith("Profile of steps ")
-    assert "task.py:" in found.out
+    result = footplate("jobs", "profile", "my_job", "--steps", "3")
+    assert result.code == 0, result.err
+    assert result.out.startswith("Profile of steps ")
+    assert "task.py:" in result.out
     (profile,) = (bench.directory / "run").glob("profile-*")
     assert (profile / "trace-rank0.json.gz").exists()
     assert "--steps 0: expected a number of steps" in footplate("jobs", "profile", "my_job", "--steps", "0").err

@@ -16,28 +16,28 @@ def test_version_is_printed(footplate):
 
 
 def test_help_names_every_command(footplate):
-    found = footplate("--help")
-    assert found.code == 0
-    assert all(f"  {name} " in found.out for name in COMMANDS)
+    result = footplate("--help")
+    assert result.code == 0
+    assert all(f"  {name} " in result.out for name in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_of_its_own(footplate, command):
-    found = footplate(command, "--help")
-    assert found.code == 0
-    assert f"usage: footplate {command}" in found.out
+    result = footplate(command, "--help")
+    assert result.code == 0
+    assert f"usage: footplate {command}" in result.out
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(footplate):
-    found = footplate("fitt")
-    assert found.code == 2
-    assert 'Did you mean "fit"?' in found.err
+    result = footplate("fitt")
+    assert result.code == 2
+    assert 'Did you mean "fit"?' in result.err
 
 
 def test_no_command_is_a_mistake(footplate):
-    found = footplate()
-    assert found.code == 2
-    assert "footplate --help" in found.err
+    result = footplate()
+    assert result.code == 2
+    assert "footplate --help" in result.err
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version", "fitt"])

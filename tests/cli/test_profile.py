@@ -69,9 +69,9 @@ def test_a_training_is_profiled_by_its_process_or_its_directory(footplate, scrip
     try:
         wait_for(script.parent / "trains")
         for number, training in enumerate((str(process.pid), "run"), 1):
-            found = footplate("profile", training, "--steps", "3")
-            assert found.code == 0, found.err
-            assert f", rank 0 of {ranks}, cpu: " in found.out.splitlines()[0]
+            result = footplate("profile", training, "--steps", "3")
+            assert result.code == 0, result.err
+            assert f", rank 0 of {ranks}, cpu: " in result.out.splitlines()[0]
             profiles = list((script.parent / "run").glob("profile-*"))
             assert len(profiles) == number
             for rank in range(ranks):
@@ -89,8 +89,8 @@ def test_twenty_profiles_in_a_row_of_a_training_with_two_ranks(footplate, script
     try:
         wait_for(script.parent / "trains")
         for number in range(20):
-            found = footplate("profile", "run", "--steps", "2")
-            assert found.code == 0, found.err
+            result = footplate("profile", "run", "--steps", "2")
+            assert result.code == 0, result.err
             profiles = list((script.parent / "run").glob("profile-*"))
             assert len(profiles) == number + 1
             for profile in profiles:
@@ -108,10 +108,10 @@ def test_mistakes(footplate, script: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"there\n"
-        found = footplate("profile", str(process.pid))
+        result = footplate("profile", str(process.pid))
         process.kill()
-    assert found.code == 2
-    assert f"{process.pid}: no Trainer.fit runs in these processes now." in found.err
+    assert result.code == 2
+    assert f"{process.pid}: no Trainer.fit runs in these processes now." in result.err
     assert f"this machine has no process {process.pid} now" in footplate("profile", str(process.pid)).err
     assert "no training uses this directory now" in footplate("profile", ".").err
     for steps in ("0", "-3", "1001"):
@@ -123,8 +123,8 @@ def test_mistakes(footplate, script: Path) -> None:
 
 @pytest.mark.slow
 def test_run_profiles_steps_of_each_training_of_the_script(footplate, script: Path) -> None:
-    found = footplate("run", "--np", "2", "--profile", "2:4", "train.py", "both")
-    assert found.code == 0, found.err
+    result = footplate("run", "--np", "2", "--profile", "2:4", "train.py", "both")
+    assert result.code == 0, result.err
     for name in ("first", "second"):
         for rank in (0, 1):
             assert f"Profile of steps 2 to 3, rank {rank} of 2" in (
@@ -133,22 +133,22 @@ def test_run_profiles_steps_of_each_training_of_the_script(footplate, script: Pa
 
 
 def test_a_bad_range_is_an_error_before_anything_starts(footplate, script: Path) -> None:
-    found = footplate("run", "--profile", "4:2", "train.py", "both")
-    assert found.code == 2
+    result = footplate("run", "--profile", "4:2", "train.py", "both")
+    assert result.code == 2
     assert (
         "--profile='4:2': expected the first step and the step after the last, such as \"10:20\" for ten steps."
-        in found.err
+        in result.err
     )
     assert not (script.parent / "trains").exists()
 
 
 def test_fit_profiles_steps(footplate, net, tmp_path: Path) -> None:
-    found = footplate("fit", *net, "--profile", "1:3")
-    assert found.code == 0, found.err
+    result = footplate("fit", *net, "--profile", "1:3")
+    assert result.code == 0, result.err
     profile = tmp_path / "run/profile-1"
     assert (profile / "trace-rank0.json.gz").exists()
     assert "flowers.py:" in (profile / "lines-rank0.md").read_text()
-    found = footplate("fit", *net, "--profile", "1")
-    assert found.code == 2
-    assert "--profile='1': expected the first step" in found.err
+    result = footplate("fit", *net, "--profile", "1")
+    assert result.code == 2
+    assert "--profile='1': expected the first step" in result.err
     assert "FOOTPLATE_PROFILE" not in os.environ

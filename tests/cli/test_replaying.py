@@ -35,13 +35,13 @@ def run_dir(footplate, project, tmp_path, monkeypatch) -> Path:
 
 
 def test_rows_are_shown(footplate, run_dir):
-    found = json.loads(footplate("rows", "run", "--step", "5", "--json").out)
-    assert (found["step"], found["epoch"], found["batches"], found["ranks"]) == (5, 0, [4], 1)
-    assert {(row["table"], row["version"], row["rank"]) for row in found["rows"]} == {("lake", 0, 0)}
+    document = json.loads(footplate("rows", "run", "--step", "5", "--json").out)
+    assert (document["step"], document["epoch"], document["batches"], document["ranks"]) == (5, 0, [4], 1)
+    assert {(row["table"], row["version"], row["rank"]) for row in document["rows"]} == {("lake", 0, 0)}
     shown = footplate("rows", "run", "--step", "5").out
     assert "step 5: batch 4 of epoch 0" in shown
     assert "table: lake, version 0" in shown
-    assert all(f" {row['row_in_file']} " in f"{shown} " for row in found["rows"])
+    assert all(f" {row['row_in_file']} " in f"{shown} " for row in document["rows"])
     assert "older than this step" in footplate("rows", "run", "--step", "999").out
 
 
@@ -61,19 +61,19 @@ def test_a_replay_of_a_fit_is_rebuilt_from_its_configuration(footplate, run_dir)
 
 
 def test_a_fit_is_verified(footplate, run_dir):
-    found = footplate("verify", "run", "--from", "4")
-    assert found.code == 0
-    assert "All states are the same." in found.out
+    result = footplate("verify", "run", "--from", "4")
+    assert result.code == 0
+    assert "All states are the same." in result.out
     steps = [one["step"] for one in json.loads(footplate("verify", "run", "--json", "--to", "8").out)["compared"]]
     assert steps == [8]
 
     # Another learning rate stands for a bad machine.
     config = (run_dir / "config.yaml").read_text()
     (run_dir / "config.yaml").write_text(config.replace("lr: 0.1", "lr: 0.2"))
-    found = footplate("verify", "run", "--from", "0")
-    assert found.code == 1
-    assert "The states diverge in one of the steps 1 to 4" in found.out
-    assert "net.weight" in found.out
+    result = footplate("verify", "run", "--from", "0")
+    assert result.code == 1
+    assert "The states diverge in one of the steps 1 to 4" in result.out
+    assert "net.weight" in result.out
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_a_fit_is_verified(footplate, run_dir):
     ],
 )
 def test_mistakes_are_one_message(footplate, run_dir, arguments, message):
-    found = footplate(*arguments)
-    assert found.code == 2
-    assert message in found.err
-    assert "Traceback" not in found.err
+    result = footplate(*arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
 
 
 def test_a_vacuumed_version_is_one_message(footplate, run_dir):
     write_deltalake("lake", DeltaTable("lake").to_pyarrow_table(), mode="overwrite")
     DeltaTable("lake").vacuum(0, dry_run=False, enforce_retention_duration=False)
-    found = footplate("rows", "run", "--step", "1")
-    assert found.code == 2
-    assert "Version 0 of lake" in found.err
+    result = footplate("rows", "run", "--step", "1")
+    assert result.code == 2
+    assert "Version 0 of lake" in result.err

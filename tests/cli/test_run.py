@@ -168,9 +168,9 @@ def results(out: str) -> list[str]:
 @pytest.mark.slow
 def test_a_plain_ddp_script_does_what_it_does_under_torchrun(footplate, script, tmp_path):
     path = script(DDP)
-    found = footplate("run", "--np", "2", path, "--", "--epochs", "3", "--save", tmp_path / "ours.pt")
-    assert found.code == 0, found.err
-    assert sorted(found.out.splitlines()) == [
+    result = footplate("run", "--np", "2", path, "--", "--epochs", "3", "--save", tmp_path / "ours.pt")
+    assert result.code == 0, result.err
+    assert sorted(result.out.splitlines()) == [
         "[rank 0] rank 0 of 2 on device 0 has trained",
         "[rank 1] rank 1 of 2 on device 1 has trained",
     ]
@@ -184,25 +184,25 @@ def test_a_plain_ddp_script_does_what_it_does_under_torchrun(footplate, script, 
 
 @pytest.mark.slow
 def test_a_lightning_script_nobody_adapted(footplate, script, whole_torchvision):
-    found = footplate("run", "--np", "2", script(LIGHTNING))
-    assert found.code == 0, found.err
-    assert results(found.out) == ["0 2 8", "1 2 8"]
+    result = footplate("run", "--np", "2", script(LIGHTNING))
+    assert result.code == 0, result.err
+    assert results(result.out) == ["0 2 8", "1 2 8"]
 
 
 @pytest.mark.slow
 def test_an_accelerate_script_nobody_adapted(footplate, script):
-    found = footplate("run", "--np", "2", script(ACCELERATE))
-    assert found.code == 0, found.err
-    assert results(found.out) == ["0 2 4 [0, 1]", "1 2 4 [0, 1]"]
+    result = footplate("run", "--np", "2", script(ACCELERATE))
+    assert result.code == 0, result.err
+    assert results(result.out) == ["0 2 4 [0, 1]", "1 2 4 [0, 1]"]
 
 
 def test_a_script_whose_process_is_killed_continues_from_its_snapshot(footplate, script, tmp_path, monkeypatch):
     path = script(SNAPSHOTS)
     monkeypatch.chdir(tmp_path)
-    found = footplate("run", "--np", "2", "--log-dir", "logs", path)
-    assert found.code == 0, found.err
-    assert "[rank 0] continues at 4" in found.out
-    assert "[rank 0] total 45.0" in found.out
+    result = footplate("run", "--np", "2", "--log-dir", "logs", path)
+    assert result.code == 0, result.err
+    assert "[rank 0] continues at 4" in result.out
+    assert "[rank 0] total 45.0" in result.out
     logs = tmp_path / "logs" / "train-1"
     assert {path.relative_to(logs).as_posix() for path in logs.glob("*/*")} == {
         f"attempt-{attempt}/rank-{rank}.log" for attempt in (0, 1) for rank in (0, 1)
@@ -221,41 +221,41 @@ def test_a_script_whose_process_is_killed_continues_from_its_snapshot(footplate,
 )
 def test_the_exit_code_is_that_of_the_rank_that_failed(footplate, script, end, code, said):
     path = script(f"import os, sys\nif os.environ['RANK'] == '1':\n    {end}\n")
-    found = footplate("run", "--np", "2", "--max-restarts", "0", path)
-    assert found.code == code
-    assert said in found.err
-    assert ("Whole logs of all attempts: " in found.err) == (code != 0)
+    result = footplate("run", "--np", "2", "--max-restarts", "0", path)
+    assert result.code == code
+    assert said in result.err
+    assert ("Whole logs of all attempts: " in result.err) == (code != 0)
     assert any(Path(tempfile.gettempdir()).glob("footplate-train-*")) == (code != 0)
 
 
 def test_a_traceback_is_that_of_the_script_alone(footplate, script):
     path = script("def inner():\n    raise KeyError('lost')\ninner()\n")
-    found = footplate("run", "--max-restarts=0", path)
-    frames = [line for line in found.err.splitlines() if line.startswith("  File ")]
+    result = footplate("run", "--max-restarts=0", path)
+    frames = [line for line in result.err.splitlines() if line.startswith("  File ")]
     assert frames == [f'  File "{path}", line 3, in <module>', f'  File "{path}", line 2, in inner']
 
 
 def test_a_mistake_of_the_script_is_tried_again_once(footplate, script, tmp_path):
     attempts = tmp_path / "attempts"
-    found = footplate("run", script(f"print(1, file=open({str(attempts)!r}, 'a'))\nprint(len(3))\n"))
-    assert found.code == 1
-    assert "TypeError: object of type 'int' has no len()" in found.err
-    assert "in attempt 1 (as in the attempt before it, with no progress in between" in found.err
+    result = footplate("run", script(f"print(1, file=open({str(attempts)!r}, 'a'))\nprint(len(3))\n"))
+    assert result.code == 1
+    assert "TypeError: object of type 'int' has no len()" in result.err
+    assert "in attempt 1 (as in the attempt before it, with no progress in between" in result.err
     assert attempts.read_text() == "1\n1\n"
 
 
 def test_a_mistake_that_footplate_finds_in_a_script_is_not_tried_again(footplate, script):
-    found = footplate("run", script("import footplate as fp\nfp.Runner(np='four')\n"))
-    assert found.code == 1
-    assert "np='four': expected a whole number" in found.err
-    assert "attempt 1 starts" not in found.err
+    result = footplate("run", script("import footplate as fp\nfp.Runner(np='four')\n"))
+    assert result.code == 1
+    assert "np='four': expected a whole number" in result.err
+    assert "attempt 1 starts" not in result.err
 
 
 def test_a_script_has_the_place_and_the_arguments_of_a_program(footplate, script, tmp_path):
     (tmp_path / "beside.py").write_text("answer = 42\n")
     path = script("import beside, json, sys\nprint(json.dumps([__name__, __file__, sys.argv, beside.answer]))\n")
-    found = footplate("run", "--show", "rank_0", path, "--", "--lr", "1", "-m", "x")
-    assert json.loads(found.out) == ["__main__", path, [path, "--lr", "1", "-m", "x"], 42]
+    result = footplate("run", "--show", "rank_0", path, "--", "--lr", "1", "-m", "x")
+    assert json.loads(result.out) == ["__main__", path, [path, "--lr", "1", "-m", "x"], 42]
 
 
 def test_a_module_is_run_as_with_python_m(footplate, tmp_path, monkeypatch):
@@ -266,8 +266,8 @@ def test_a_module_is_run_as_with_python_m(footplate, tmp_path, monkeypatch):
         "import sys\nfrom .other import answer\nprint(__name__, answer, sys.argv[1:])\n"
     )
     monkeypatch.chdir(tmp_path)
-    found = footplate("run", "--show", "rank_0", "-m", "trainer.task", "--lr", "1")
-    assert found.out == "__main__ 42 ['--lr', '1']\n"
+    result = footplate("run", "--show", "rank_0", "-m", "trainer.task", "--lr", "1")
+    assert result.out == "__main__ 42 ['--lr', '1']\n"
 
 
 def test_each_task_finds_the_cluster_and_its_role(footplate, script):
@@ -277,12 +277,12 @@ names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK MASTER
 print("\\n".join(os.environ[name] for name in names))
 assert int(os.environ["MASTER_PORT"])
 """)
-    found = footplate("run", "--np", "3", path)
-    assert found.code == 0, found.err
+    result = footplate("run", "--np", "3", path)
+    assert result.code == 0, result.err
     addresses = None
     for rank in range(3):
         before = f"[rank {rank}] "
-        lines = [line.removeprefix(before) for line in found.out.splitlines() if line.startswith(before)]
+        lines = [line.removeprefix(before) for line in result.out.splitlines() if line.startswith(before)]
         assert lines[:7] == [str(rank), str(rank), "3", "3", "0", "0", "127.0.0.1"]
         config, spec = map(json.loads, lines[7:])
         (chief,), workers = config["cluster"]["chief"], config["cluster"]["worker"]
@@ -346,10 +346,10 @@ time.sleep(60)
     ],
 )
 def test_a_mistake_is_one_message(footplate, argv, message):
-    found = footplate("run", *argv)
-    assert found.code == 2
-    assert message in found.err
-    assert "Traceback" not in found.err
+    result = footplate("run", *argv)
+    assert result.code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
 
 
 def test_the_scripts_arguments_are_never_taken_for_ours():

@@ -62,10 +62,10 @@ def test_a_function_is_studied(scale, tmp_path):
 def test_a_script_with_a_trainer_is_studied_with_its_arguments(scale):
     done = scale("train.py", "--np=1,2", "--json", "--", "16")
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    assert [training["samples"] for training in found["trainings"]] == [16, 16]
-    assert all(size["loss"]["median"] > 0 for size in found["sizes"])
-    assert found["setup"]["name"] == "train"
+    document = json.loads(done.out)
+    assert [training["samples"] for training in document["trainings"]] == [16, 16]
+    assert all(size["loss"]["median"] > 0 for size in document["sizes"])
+    assert document["setup"]["name"] == "train"
 
 
 @pytest.mark.slow

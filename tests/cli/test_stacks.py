@@ -45,10 +45,10 @@ def test_a_training_is_asked_by_its_process_or_its_directory(footplate, tmp_path
         assert b"sleeps\n" in iter(process.stdout.readline, b"")
         where = rf"process {process.pid} is in `Slow.training_step` \({re.escape(str(script))}:12\)"
         for training in (str(process.pid), str(tmp_path / "run")):
-            found = footplate("stacks", training)
-            assert found.code == 0
-            assert re.match(where, found.out)
-            assert f"process {process.pid} (python" in found.out.splitlines()[2]
+            result = footplate("stacks", training)
+            assert result.code == 0
+            assert re.match(where, result.out)
+            assert f"process {process.pid} (python" in result.out.splitlines()[2]
         process.kill()
     assert f"this machine has no process {process.pid} now" in footplate("stacks", str(process.pid)).err
 
@@ -66,6 +66,6 @@ def test_a_training_is_asked_by_its_process_or_its_directory(footplate, tmp_path
 def test_mistakes(footplate, tmp_path: Path, lock: str | None, message: str) -> None:
     if lock is not None:
         (tmp_path / ".lock").write_text(lock)
-    found = footplate("stacks", str(tmp_path))
-    assert found.code == 2
-    assert message in found.err
+    result = footplate("stacks", str(tmp_path))
+    assert result.code == 2
+    assert message in result.err

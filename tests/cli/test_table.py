@@ -23,10 +23,10 @@ VALUES = st.recursive(
 
 
 def test_a_delta_tables_columns_size_and_rows_are_shown(footplate):
-    found = footplate("table", TABLES / "val", "--rows=2")
-    assert found.code == 0
+    result = footplate("table", TABLES / "val", "--rows=2")
+    assert result.code == 0
     for text in ("delta", "2,000", "label_name", "string", "PNG 28×28", "row groups"):
-        assert text in found.out
+        assert text in result.out
 
 
 def test_a_table_of_many_columns_still_shows_a_line_with_values_for_each(footplate, tmp_path):
@@ -47,10 +47,10 @@ def test_no_rows_are_shown_where_none_are_asked_for(footplate):
 
 
 def test_json_holds_everything(footplate):
-    found = json.loads(footplate("table", TABLES / "val", "--json", "--rows=3").out)
-    assert (found["kind"], found["num_rows"], len(found["sample"])) == ("delta", 2000, 3)
-    assert found["columns"] == {"image": "binary", "label": "int32", "label_name": "string"}
-    assert {name: found["sample"][0]["image"][name] for name in ("image", "height", "width")} == {
+    document = json.loads(footplate("table", TABLES / "val", "--json", "--rows=3").out)
+    assert (document["kind"], document["num_rows"], len(document["sample"])) == ("delta", 2000, 3)
+    assert document["columns"] == {"image": "binary", "label": "int32", "label_name": "string"}
+    assert {name: document["sample"][0]["image"][name] for name in ("image", "height", "width")} == {
         "image": "PNG",
         "height": 28,
         "width": 28,
@@ -66,21 +66,21 @@ def test_a_version_is_chosen(footplate):
 
 def test_a_version_may_be_a_time(footplate):
     now = datetime.now().isoformat()
-    found = json.loads(footplate("table", TABLES / "train", f"--version={now}", "--json").out)
-    assert found["version"] == json.loads(footplate("table", TABLES / "train", "--json").out)["version"]
+    document = json.loads(footplate("table", TABLES / "train", f"--version={now}", "--json").out)
+    assert document["version"] == json.loads(footplate("table", TABLES / "train", "--json").out)["version"]
 
 
 def test_markup_in_names_and_values_is_shown_as_it_is(footplate, tmp_path):
     pq.write_table(pa.table({"[red]name": ["[bold]value"]}), tmp_path / "t.parquet")
-    found = footplate("table", tmp_path / "t.parquet")
-    assert "[red]name" in found.out
-    assert "[bold]value" in found.out
+    result = footplate("table", tmp_path / "t.parquet")
+    assert "[red]name" in result.out
+    assert "[bold]value" in result.out
 
 
 def test_an_empty_table_is_shown_as_empty(footplate):
-    found = footplate("table", "empty.parquet")
-    assert found.code == 0
-    assert "no rows" in found.out
+    result = footplate("table", "empty.parquet")
+    assert result.code == 0
+    assert "no rows" in result.out
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_an_empty_table_is_shown_as_empty(footplate):
     ],
 )
 def test_mistakes(footplate, argv, message):
-    found = footplate("table", *argv)
-    assert found.code == 2
-    assert message in found.err
+    result = footplate("table", *argv)
+    assert result.code == 2
+    assert message in result.err
 
 
 @given(VALUES)

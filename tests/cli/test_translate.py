@@ -18,15 +18,15 @@ def translated(footplate, tmp_path, monkeypatch):
 
 
 def test_what_is_printed_can_be_given_to_that_system(translated):
-    found = translated(
+    translation = translated(
         "--to", "kubeflow", "--master-image-uri", "gcr.io/a/b", "--module-name", "trainer.task", "--", "--lr", "1"
     )
-    assert found.code == 0, found.err
-    document = yaml.safe_load(found.out)
+    assert translation.code == 0, translation.err
+    document = yaml.safe_load(translation.out)
     assert document["kind"] == "TFJob"
     chief = document["spec"]["tfReplicaSpecs"]["Chief"]["template"]["spec"]["containers"][0]
     assert chief["args"] == ["--lr", "1"]
-    assert "K80" in found.err  # it is no longer available
+    assert "K80" in translation.err  # it is no longer available
 
 
 def test_the_form_can_be_chosen_unless_it_is_a_script(translated):
@@ -36,20 +36,20 @@ def test_the_form_can_be_chosen_unless_it_is_a_script(translated):
         "footplate run "
     )
     assert translated("--to", "slurm", *given).out.startswith("#!/bin/bash\n")
-    found = translated("--to", "slurm", "--format", "json", *given)
-    assert (found.code, found.out) == (2, "")
-    assert "the output is a script" in found.err
+    translation = translated("--to", "slurm", "--format", "json", *given)
+    assert (translation.code, translation.out) == (2, "")
+    assert "the output is a script" in translation.err
 
 
 def test_a_job_that_the_other_system_cannot_run_is_refused_with_every_reason(translated):
-    found = translated("--to", "vertex", "--module-name", "trainer.task", "--job-dir", "here")
-    assert found.code == 2
-    assert "Vertex AI can't run this job as it is: 2 problems:" in found.err
-    assert "jobDir here: expected gs://bucket/path." in found.err
+    translation = translated("--to", "vertex", "--module-name", "trainer.task", "--job-dir", "here")
+    assert translation.code == 2
+    assert "Vertex AI can't run this job as it is: 2 problems:" in translation.err
+    assert "jobDir here: expected gs://bucket/path." in translation.err
 
 
 def test_a_mistake_in_the_file_is_told_as_ever(translated):
     Path("config.yaml").write_text("trainingInput: {masterTyp: a}")
-    found = translated("--to", "vertex")
-    assert found.code == 2
-    assert 'Did you mean "masterType"?' in found.err
+    translation = translated("--to", "vertex")
+    assert translation.code == 2
+    assert 'Did you mean "masterType"?' in translation.err

@@ -221,9 +221,9 @@ def test_train_and_evaluate_measures_at_every_checkpoint_and_goes_on_when_called
     seen = Seen()
     spec = EvalSpec(lambda: inputs(shuffle=False), steps=None)
     one = estimator(tmp_path)
-    found = train_and_evaluate(one, TrainSpec(inputs, max_steps=30, hooks=(seen,)), spec)
+    metrics = train_and_evaluate(one, TrainSpec(inputs, max_steps=30, hooks=(seen,)), spec)
     assert seen.at == [10, 20, 30]
-    assert found == one.evaluate(lambda: inputs(shuffle=False))
+    assert metrics == one.evaluate(lambda: inputs(shuffle=False))
     assert train_and_evaluate(estimator(tmp_path), TrainSpec(inputs, max_steps=40), spec)["global_step"] == 40
     assert train_and_evaluate(estimator(tmp_path), TrainSpec(inputs, max_steps=40), spec)["global_step"] == 40
 
@@ -245,7 +245,7 @@ def test_exporters_get_every_evaluated_checkpoint_and_training_goes_on_as_withou
     exporters = [LatestExporter("latest", receiver, exports_to_keep=2), FinalExporter("final", receiver), told]
     data = lambda: inputs(shuffle=False)  # noqa: E731
     one, plain = estimator(tmp_path / "one"), estimator(tmp_path / "plain")
-    found = train_and_evaluate(one, TrainSpec(inputs, max_steps=22), EvalSpec(data, steps=None, exporters=exporters))
+    metrics = train_and_evaluate(one, TrainSpec(inputs, max_steps=22), EvalSpec(data, steps=None, exporters=exporters))
     train_and_evaluate(plain, TrainSpec(inputs, max_steps=22), EvalSpec(data, steps=None))
     assert all(torch.equal(value, weights(plain)[name]) for name, value in weights(one).items())
 
@@ -253,7 +253,7 @@ def test_exporters_get_every_evaluated_checkpoint_and_training_goes_on_as_withou
     assert steps == [(f"model-{step}.ckpt", step, step == 22) for step in (10, 20, 22)]
     assert {path for path, *_ in told.calls} == {tmp_path / "one/export/told"}
     assert told.calls[1][2] == one.evaluate(data, checkpoint_path=tmp_path / "one/checkpoints/model-20.ckpt")
-    assert told.calls[-1][2] == found
+    assert told.calls[-1][2] == metrics
 
     files = {name: sorted((tmp_path / "one/export" / name).glob("*/model.pt2")) for name in ("latest", "final")}
     assert (len(files["latest"]), len(files["final"])) == (2, 1)
@@ -293,8 +293,8 @@ def test_exporters_are_called_in_one_of_several_processes(images, tmp_path):
 
     spec = EvalSpec(input_fn, steps=4, exporters=LatestExporter("latest", lambda: images.tensors[0][:4]))
     one = estimator(tmp_path, devices=2)
-    found = train_and_evaluate(one, TrainSpec(input_fn, max_steps=15), spec)
-    assert found["global_step"] == 15
+    metrics = train_and_evaluate(one, TrainSpec(input_fn, max_steps=15), spec)
+    assert metrics["global_step"] == 15
     assert len(list((tmp_path / "export/latest").iterdir())) == 2
 
 

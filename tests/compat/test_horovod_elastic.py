@@ -225,21 +225,21 @@ def test_a_killed_worker_costs_the_steps_since_the_last_commit_and_nothing_else(
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     untouched = launch(train_elastic, (-1, 0, 0), tmp_path / "a", 1, world_size=2, restarts=quick)
-    found = launch(train_elastic, (0, 7, victim), tmp_path / "b", 3, world_size=2, restarts=quick)
-    assert (found["attempt"], found["size"]) == (1, 2)
+    outcome = launch(train_elastic, (0, 7, victim), tmp_path / "b", 3, world_size=2, restarts=quick)
+    assert (outcome["attempt"], outcome["size"]) == (1, 2)
     for name, value in untouched["weights"].items():
-        assert torch.equal(found["weights"][name], value), name
+        assert torch.equal(outcome["weights"][name], value), name
     assert (tmp_path / "b" / "0-0").read_text() == "0 0\n"
     assert (tmp_path / "b" / "1-0").read_text() == (tmp_path / "b" / "1-1").read_text() == "1 2\n"  # batch 6 of 12
-    assert not found["kept"].exists()
+    assert not outcome["kept"].exists()
 
 
 @pytest.mark.slow
 def test_with_fewer_workers_it_goes_on_with_the_learning_rate_for_them(tmp_path):
     shrinking = Restarts(peers_grace_s=2.0, max_delay_s=0.1, min_world_size=1, drop_after=1)
     # killed before its first commit of the attempt, so that its slot is given up
-    found = launch(train_elastic, (0, 0, 1), tmp_path, 1, world_size=2, restarts=shrinking)
-    assert (found["size"], found["lr"]) == (1, 0.05)
+    outcome = launch(train_elastic, (0, 0, 1), tmp_path, 1, world_size=2, restarts=shrinking)
+    assert (outcome["size"], outcome["lr"]) == (1, 0.05)
 
 
 def test_what_a_launch_keeps_is_gone_when_it_has_failed_for_good(tmp_path):

@@ -104,10 +104,10 @@ def train_mnist(lr: float, epochs: int, **options: Any) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"compression": hvd.Compression.fp16, "gradient_predivide_factor": 2.0}])
 def test_the_mnist_example_learns_on_two_ranks(options):
-    found = launch(lambda: train_mnist(lr=0.05, epochs=3, **options), world_size=2)
-    assert found["size"] == 2
-    assert found["accuracy"] > 0.6
-    assert found["apart"] == 0
+    outcome = launch(lambda: train_mnist(lr=0.05, epochs=3, **options), world_size=2)
+    assert outcome["size"] == 2
+    assert outcome["accuracy"] > 0.6
+    assert outcome["apart"] == 0
 
 
 def train_hvd(learning_rate: float = 0.1, rows: int = 64) -> dict[str, float]:

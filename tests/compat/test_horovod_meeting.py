@@ -52,9 +52,9 @@ def guess(rank: int) -> bytes:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(meeting, "MEET_S", 20.0)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    made = Server({1})
-    yield made
-    made.listening.close()
+    server = Server({1})
+    yield server
+    server.listening.close()
 
 
 def test_ranks_of_one_machine_meet_at_its_loopback_whatever_master_addr_says(monkeypatch: pytest.MonkeyPatch):

@@ -61,19 +61,19 @@ def test_model_checkpoint_keeps_what_lightnings_keeps(arguments: dict[str, Any],
         assert Path(found.kth_best_model_path).name == Path(expected.kth_best_model_path).name
 
 
-def test_callbacks_that_save_come_last(trainer: Any) -> None:
+def test_callbacks_that_save_come_last(make_trainer: Any) -> None:
     first, second, rates = theirs.ModelCheckpoint(), theirs.ModelCheckpoint(monitor="val_loss"), pl.Callback()
     given = [first, rates, second]
-    assert [one for one in trainer(callbacks=given).callbacks if one in given] == [rates, first, second]
+    assert [one for one in make_trainer(callbacks=given).callbacks if one in given] == [rates, first, second]
 
 
-def test_the_users_objects_are_the_trainers_and_learn(trainer: Any) -> None:
+def test_the_users_objects_are_the_trainers_and_learn(make_trainer: Any) -> None:
     stopping = theirs.EarlyStopping("val_loss", patience=1, stopping_threshold=10.0)
     rates, timer = theirs.LearningRateMonitor("epoch"), theirs.Timer(duration=timedelta(hours=1))
     saver = theirs.ModelCheckpoint(monitor="val_loss", save_last=True)
     given = [stopping, rates, timer, saver]
 
-    runner = trainer(callbacks=given, logger=True)
+    runner = make_trainer(callbacks=given, logger=True)
     runner.fit(Plain(), *loaders())
 
     assert all(callback in runner.callbacks for callback in given)
@@ -91,20 +91,20 @@ def test_the_users_objects_are_the_trainers_and_learn(trainer: Any) -> None:
     }
 
 
-def test_a_saver_that_a_trainer_has_used_is_as_it_was_for_the_next(trainer: Any) -> None:
+def test_a_saver_that_a_trainer_has_used_is_as_it_was_for_the_next(make_trainer: Any) -> None:
     saver = theirs.ModelCheckpoint(monitor="val_loss")
-    trainer(callbacks=[saver]).fit(Plain(), *loaders())
+    make_trainer(callbacks=[saver]).fit(Plain(), *loaders())
     before = saver.best_model_path, float(saver.best_model_score)
 
-    trainer(callbacks=[saver])
+    make_trainer(callbacks=[saver])
 
     assert (saver.best_model_path, float(saver.best_model_score)) == before
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
-def test_callbacks_that_a_trainer_has_used_can_be_copied(copied: Any, trainer: Any) -> None:
+def test_callbacks_that_a_trainer_has_used_can_be_copied(copied: Any, make_trainer: Any) -> None:
     given = [theirs.ModelCheckpoint(monitor="val_loss"), theirs.EarlyStopping("val_loss"), theirs.TQDMProgressBar()]
-    trainer(callbacks=given).fit(Plain(), *loaders())
+    make_trainer(callbacks=given).fit(Plain(), *loaders())
 
     saver, stopping, bar = map(copied, given)
 
@@ -125,7 +125,7 @@ def test_arguments_of_a_model_checkpoint_survive() -> None:
     assert (never.every_n_epochs, never.save_on_exception) == (0, True)
 
 
-def test_a_subclass_is_called_and_calls_ours(trainer: Any) -> None:
+def test_a_subclass_is_called_and_calls_ours(make_trainer: Any) -> None:
     class Counting(theirs.ModelCheckpoint):
         CHECKPOINT_NAME_LAST = "{epoch}-newest"
 
@@ -148,7 +148,7 @@ def test_a_subclass_is_called_and_calls_ours(trainer: Any) -> None:
             self._run_early_stopping_check(trainer)
 
     saver, stopping = Counting(), AtTheEnd("val_loss", stopping_threshold=10.0)
-    runner = trainer(callbacks=[saver, stopping], max_epochs=3)
+    runner = make_trainer(callbacks=[saver, stopping], max_epochs=3)
     runner.fit(Plain(), *loaders())
 
     assert runner.current_epoch == 3
@@ -173,7 +173,7 @@ def test_a_subclass_whose_method_would_never_be_called_is_refused() -> None:
         fp.Trainer(max_epochs=1, callbacks=[Suffix()])
 
 
-def test_a_progress_bar_of_yours_shows_what_it_wants(trainer: Any) -> None:
+def test_a_progress_bar_of_yours_shows_what_it_wants(make_trainer: Any) -> None:
     class Mine(theirs.TQDMProgressBar):
         def get_metrics(self, trainer: Any, pl_module: Any) -> Any:
             seen.append(super().get_metrics(trainer, pl_module))
@@ -185,15 +185,15 @@ def test_a_progress_bar_of_yours_shows_what_it_wants(trainer: Any) -> None:
 
     seen: list[dict[str, Any]] = []
     bar = Mine()
-    trainer(callbacks=[bar], enable_progress_bar=True, logger=True).fit(Showing(), *loaders())
+    make_trainer(callbacks=[bar], enable_progress_bar=True, logger=True).fit(Showing(), *loaders())
 
     assert seen[-1]["shown"] == 1.0
     assert bar.train_progress_bar.n == bar.train_progress_bar.total == 10
 
 
-def test_figures_of_the_device_are_in_the_rows_that_are_reported(trainer: Any) -> None:
+def test_figures_of_the_device_are_in_the_rows_that_are_reported(make_trainer: Any) -> None:
     monitor = theirs.DeviceStatsMonitor()
-    runner = trainer(callbacks=[monitor], log_every_n_steps=10, max_epochs=1)
+    runner = make_trainer(callbacks=[monitor], log_every_n_steps=10, max_epochs=1)
     runner.fit(Plain(), *loaders())
 
     assert set(runner.callback_metrics) >= {
@@ -202,7 +202,7 @@ def test_figures_of_the_device_are_in_the_rows_that_are_reported(trainer: Any) -
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_checkpoint_of_an_exception_is_there_after_one_alone(fails: bool, trainer: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_exception_is_there_after_one_alone(fails: bool, make_trainer: Any, tmp_path: Path) -> None:
     class Failing(Plain):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             if fails and batch_idx == 3:
@@ -210,25 +210,25 @@ def test_a_checkpoint_of_an_exception_is_there_after_one_alone(fails: bool, trai
 
     saver = theirs.OnExceptionCheckpoint(tmp_path / "failed")
     with contextlib.nullcontext() if not fails else pytest.raises(RuntimeError, match="a mistake"):
-        trainer(callbacks=[saver], enable_checkpointing=False).fit(Failing(), *loaders())
+        make_trainer(callbacks=[saver], enable_checkpointing=False).fit(Failing(), *loaders())
 
     assert checkpoint.exists(saver.ckpt_path) is fails
     assert not fails or checkpoint.load(saver.ckpt_path)["global_step"] == 3
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_a_timer_of_no_time_stops_before_the_first_step(interval: str, trainer: Any) -> None:
-    runner = trainer(callbacks=[theirs.Timer(timedelta(0), interval=interval)])
+def test_a_timer_of_no_time_stops_before_the_first_step(interval: str, make_trainer: Any) -> None:
+    runner = make_trainer(callbacks=[theirs.Timer(timedelta(0), interval=interval)])
     runner.fit(Plain(), *loaders())
     assert runner.global_step == 0
 
 
-def test_callbacks_that_the_module_configures_are_translated_too(trainer: Any) -> None:
+def test_callbacks_that_the_module_configures_are_translated_too(make_trainer: Any) -> None:
     class Configures(Plain):
         def configure_callbacks(self) -> Any:
             return [theirs.EarlyStopping("val_loss", stopping_threshold=10.0), theirs.LambdaCallback()]
 
-    runner = trainer(max_epochs=9)
+    runner = make_trainer(max_epochs=9)
     runner.fit(Configures(), *loaders())
 
     assert isinstance(runner.early_stopping_callback, theirs.EarlyStopping)
@@ -255,12 +255,12 @@ def test_fine_tuning_that_is_resumed_goes_on_learning_what_was_unfrozen(tmp_path
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
 
 
-def test_weight_averaging_resumes_with_the_weights_it_trained(trainer: Any, tmp_path: Path) -> None:
+def test_weight_averaging_resumes_with_the_weights_it_trained(make_trainer: Any, tmp_path: Path) -> None:
     def run(directory: str, epochs: int, resume: str | None = None) -> Any:
         torch.manual_seed(0)
         module = Plain()
         averaging = theirs.EMAWeightAveraging(decay=0.9)
-        runner = trainer(max_epochs=epochs, callbacks=[averaging], default_root_dir=tmp_path / directory)
+        runner = make_trainer(max_epochs=epochs, callbacks=[averaging], default_root_dir=tmp_path / directory)
         runner.fit(module, *loaders(), ckpt_path=resume)
         return module
 
@@ -271,11 +271,11 @@ def test_weight_averaging_resumes_with_the_weights_it_trained(trainer: Any, tmp_
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in resumed.state_dict().items())
 
 
-def test_weight_averaging_gives_the_weights_of_the_callback_of_our_own(trainer: Any, tmp_path: Path) -> None:
+def test_weight_averaging_gives_the_weights_of_the_callback_of_our_own(make_trainer: Any, tmp_path: Path) -> None:
     def run(averaging: Any, directory: str) -> Any:
         torch.manual_seed(0)
         module = Plain()
-        trainer(max_epochs=2, callbacks=[averaging], default_root_dir=tmp_path / directory).fit(module, *loaders())
+        make_trainer(max_epochs=2, callbacks=[averaging], default_root_dir=tmp_path / directory).fit(module, *loaders())
         # Theirs averages the count of batches, too, and rounds it; ours leaves it what it is.
         return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
 
@@ -283,7 +283,7 @@ def test_weight_averaging_gives_the_weights_of_the_callback_of_our_own(trainer: 
     torch.testing.assert_close(run(fp.EMAWeightAveraging(decay=0.9), "ours"), expected)
 
 
-def test_spike_detection_stops_at_a_bad_loss(trainer: Any) -> None:
+def test_spike_detection_stops_at_a_bad_loss(make_trainer: Any) -> None:
     from lightning.fabric.utilities.spike import TrainingSpikeException
 
     class Spikes(Plain):
@@ -291,7 +291,7 @@ def test_spike_detection_stops_at_a_bad_loss(trainer: Any) -> None:
             return super().training_step(batch, batch_idx) * (1e6 if batch_idx == 8 else 1)
 
     with pytest.raises(TrainingSpikeException):
-        trainer(callbacks=[theirs.SpikeDetection(warmup=3, rtol=3.0)]).fit(Spikes(), *loaders())
+        make_trainer(callbacks=[theirs.SpikeDetection(warmup=3, rtol=3.0)]).fit(Spikes(), *loaders())
 
 
 class Writer(theirs.BasePredictionWriter):
@@ -322,7 +322,7 @@ class Writer(theirs.BasePredictionWriter):
 @pytest.mark.parametrize("interval", ["batch", "batch_and_epoch"])
 @pytest.mark.parametrize("make", [loaders, two_val_loaders], ids=["one loader", "several loaders"])
 def test_prediction_writers_are_given_what_lightning_gives_them(
-    trainer: Any, make: Any, interval: str, tmp_path: Path
+    make_trainer: Any, make: Any, interval: str, tmp_path: Path
 ) -> None:
     class Predicts(Evaluated):
         def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -335,7 +335,7 @@ def test_prediction_writers_are_given_what_lightning_gives_them(
             accelerator="cpu", logger=DummyLogger(), callbacks=[expected], enable_progress_bar=False,
             default_root_dir=str(tmp_path),
         ).predict(module, make()[1])  # fmt: skip
-    trainer(callbacks=[found]).predict(module, make()[1])
+    make_trainer(callbacks=[found]).predict(module, make()[1])
 
     assert found.batches == expected.batches
     assert found.indices_so_far == expected.indices_so_far
@@ -348,7 +348,7 @@ def flat(predictions: Any) -> list[Any]:
     return [item for one in predictions for item in (one if isinstance(one, list) else [one])]
 
 
-def test_state_of_ones_own_callback_is_saved_and_resumed(trainer: Any) -> None:
+def test_state_of_ones_own_callback_is_saved_and_resumed(make_trainer: Any) -> None:
     class Counts(pl.Callback):
         batches = 0
 
@@ -362,21 +362,21 @@ def test_state_of_ones_own_callback_is_saved_and_resumed(trainer: Any) -> None:
             self.batches = state_dict["batches"]
 
     first, second = Counts(), Counts()
-    trainer(max_epochs=1, callbacks=[first]).fit(Plain(), *loaders())
-    trainer(max_epochs=2, callbacks=[second]).fit(Plain(), *loaders(), ckpt_path="last")
+    make_trainer(max_epochs=1, callbacks=[first]).fit(Plain(), *loaders())
+    make_trainer(max_epochs=2, callbacks=[second]).fit(Plain(), *loaders(), ckpt_path="last")
 
     assert (first.batches, second.batches) == (10, 20)
 
 
-def test_ones_own_checkpoint_callback_saves_when_it_likes(trainer: Any, tmp_path: Path) -> None:
+def test_ones_own_checkpoint_callback_saves_when_it_likes(make_trainer: Any, tmp_path: Path) -> None:
     class Saves(theirs.Checkpoint):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             trainer.save_checkpoint(tmp_path / f"mine-{trainer.current_epoch}.ckpt")
 
-    trainer(max_epochs=2, callbacks=[Saves()], enable_checkpointing=False).fit(Plain(), *loaders())
+    make_trainer(max_epochs=2, callbacks=[Saves()], enable_checkpointing=False).fit(Plain(), *loaders())
 
     assert sorted(path.name for path in tmp_path.glob("mine-*")) == ["mine-0.ckpt", "mine-1.ckpt"]
-    trainer(max_epochs=3).fit(Plain(), *loaders(), ckpt_path=tmp_path / "mine-1.ckpt")
+    make_trainer(max_epochs=3).fit(Plain(), *loaders(), ckpt_path=tmp_path / "mine-1.ckpt")
 
 
 BY_EPOCH: dict[str, Any] = {

@@ -105,7 +105,7 @@ CASES = [
 @pytest.mark.parametrize("form", ["file", "converted"])
 @pytest.mark.parametrize(("interval", "rhythm", "validate"), CASES)
 def test_training_continues_from_a_lightning_checkpoint_as_it_would_there(
-    interval, rhythm, validate, form, trainer, tmp_path, caplog
+    interval, rhythm, validate, form, make_trainer, tmp_path, caplog
 ):
     lightning_run(tmp_path / "made", interval, rhythm, validate)
     for made in sorted((tmp_path / "made").iterdir())[:2]:
@@ -117,7 +117,9 @@ def test_training_continues_from_a_lightning_checkpoint_as_it_would_there(
             assert "order of the data" in convert(made, source)
         module, counting = Net(interval), Counting()
         callbacks = [counting, *([pl.callbacks.EarlyStopping("val_loss", patience=9)] if validate else [])]
-        runner = trainer(max_epochs=EPOCHS, callbacks=callbacks, val_check_interval=validate, num_sanity_val_steps=0)
+        runner = make_trainer(
+            max_epochs=EPOCHS, callbacks=callbacks, val_check_interval=validate, num_sanity_val_steps=0
+        )
         with caplog.at_level(logging.INFO, "footplate"):
             runner.fit(module, data(), data() if validate else None, ckpt_path=source)
         assert module.seen == there.seen
@@ -128,7 +130,7 @@ def test_training_continues_from_a_lightning_checkpoint_as_it_would_there(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_early_stopping_remembers_what_it_had_waited(trainer, tmp_path):
+def test_early_stopping_remembers_what_it_had_waited(make_trainer, tmp_path):
     class Worse(Net):
         def validation_step(self, batch, batch_idx):
             self.log("val_loss", float(self.trainer.current_epoch))
@@ -141,13 +143,13 @@ def test_early_stopping_remembers_what_it_had_waited(trainer, tmp_path):
     maker.fit(Worse(), data(), data())
     assert stopping.wait_count == 2
     maker.save_checkpoint(tmp_path / "a.ckpt")
-    runner = trainer(max_epochs=9, callbacks=[fp.EarlyStopping("val_loss", patience=3)], num_sanity_val_steps=0)
+    runner = make_trainer(max_epochs=9, callbacks=[fp.EarlyStopping("val_loss", patience=3)], num_sanity_val_steps=0)
     runner.fit(Worse(), data(), data(), ckpt_path=tmp_path / "a.ckpt")
     assert runner.current_epoch == 4, "it waited for one epoch more, not for three"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_ordered_loader_goes_on_with_the_batch_that_comes_next(trainer, tmp_path):
+def test_an_ordered_loader_goes_on_with_the_batch_that_comes_next(make_trainer, tmp_path):
     rows = torch.utils.data.TensorDataset(torch.arange(12.0).unsqueeze(1))
 
     class Rows(fp.Module):
@@ -176,12 +178,12 @@ def test_an_ordered_loader_goes_on_with_the_batch_that_comes_next(trainer, tmp_p
     )  # fmt: skip
     maker.fit(Theirs(), torch.utils.data.DataLoader(rows, 2))
     module = Rows()
-    trainer(max_epochs=1).fit(module, torch.utils.data.DataLoader(rows, 2), ckpt_path=tmp_path / "a.ckpt")
+    make_trainer(max_epochs=1).fit(module, torch.utils.data.DataLoader(rows, 2), ckpt_path=tmp_path / "a.ckpt")
     assert module.rows == [8, 9, 10, 11]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_data_module_gets_back_what_it_had_kept(trainer, tmp_path):
+def test_a_data_module_gets_back_what_it_had_kept(make_trainer, tmp_path):
     class Data(pl.LightningDataModule):
         seen = 0
 
@@ -202,7 +204,7 @@ def test_a_data_module_gets_back_what_it_had_kept(trainer, tmp_path):
     maker.fit(Net(), Data())
     maker.save_checkpoint(tmp_path / "a.ckpt")
     again = Data()
-    trainer(max_epochs=2).fit(Net(), again, ckpt_path=tmp_path / "a.ckpt")
+    make_trainer(max_epochs=2).fit(Net(), again, ckpt_path=tmp_path / "a.ckpt")
     assert again.seen == 2
 
 

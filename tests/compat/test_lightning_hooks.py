@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from models import table
-from models.recording import Record, make_trainer, watched
+from models.recording import Record, trainer_of, watched
 from models.table import Row, ids, named
 from models.zoo import Evaluated, Plain, loaders
 
@@ -52,7 +52,7 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
     for epochs in (1, 2):
         module = watched(All(), record)
-        trainer = make_trainer("footplate", record, directory, max_epochs=epochs, enable_checkpointing=True)
+        trainer = trainer_of("footplate", record, directory, max_epochs=epochs, enable_checkpointing=True)
         trainer.fit(module, ckpt_path="last")
     for stage in (trainer.validate, trainer.test):
         stage(module, verbose=False)
@@ -66,15 +66,15 @@ def test_hook_is_called(row: Row, called: set[str]) -> None:
 
 
 @pytest.mark.parametrize("row", named(table.HOOKS, "refused"), ids=ids)
-def test_hook_is_refused_before_training(row: Row, trainer: Any) -> None:
+def test_hook_is_refused_before_training(row: Row, make_trainer: Any) -> None:
     module = type("Mine", (Plain,), {row.name: lambda self, *args: None})()
 
     with pytest.raises(fp.ConfigError, match=rf"^Mine\.{row.name}\(\) is not supported: {re.escape(row.note)}\.$"):
-        trainer().fit(module, *loaders())
+        make_trainer().fit(module, *loaders())
 
 
 @pytest.mark.parametrize("argument", ["dataloader_iter", "optimizer_idx"])
-def test_step_that_asks_for_more_than_a_batch_is_refused_before_training(argument: str, trainer: Any) -> None:
+def test_step_that_asks_for_more_than_a_batch_is_refused_before_training(argument: str, make_trainer: Any) -> None:
     class Mine(Plain):
         def on_fit_start(self) -> None:
             raise AssertionError("training has begun")
@@ -84,11 +84,11 @@ def test_step_that_asks_for_more_than_a_batch_is_refused_before_training(argumen
     Mine.training_step = scope["training_step"]
 
     with pytest.raises(fp.ConfigError, match=argument):
-        trainer().fit(Mine(), *loaders())
+        make_trainer().fit(Mine(), *loaders())
 
 
 @pytest.mark.parametrize("row", table.DATAMODULE, ids=ids)
-def test_data_module_is_used(row: Row, trainer: Any) -> None:
+def test_data_module_is_used(row: Row, make_trainer: Any) -> None:
     """The hook is called in a fit that fails at its end, in the fit that resumes it, and in a test and a prediction."""
     used: set[str] = set()
 
@@ -110,12 +110,12 @@ def test_data_module_is_used(row: Row, trainer: Any) -> None:
 
     if row.name == "from_datasets":
         data = pl.LightningDataModule.from_datasets(loaders()[0].dataset, batch_size=4)
-        trainer(max_epochs=1).fit(Plain(), datamodule=data)
+        make_trainer(max_epochs=1).fit(Plain(), datamodule=data)
         return
     with pytest.raises(RuntimeError, match="mine"):
-        trainer(max_epochs=1).fit(Fails(), datamodule=kind())
-    trainer(max_epochs=2).fit(Evaluated(), datamodule=kind(), ckpt_path="last")
-    runner = trainer()
+        make_trainer(max_epochs=1).fit(Fails(), datamodule=kind())
+    make_trainer(max_epochs=2).fit(Evaluated(), datamodule=kind(), ckpt_path="last")
+    runner = make_trainer()
     runner.test(Evaluated(), datamodule=kind(), verbose=False)
     runner.predict(Evaluated(), datamodule=kind())
 

@@ -33,10 +33,10 @@ class Talks(Plain):
         self.logger.experiment  # noqa: B018  what people reach through to
 
 
-def test_csv_logger_writes_its_files(trainer: Any, tmp_path: Path) -> None:
+def test_csv_logger_writes_its_files(make_trainer: Any, tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path / "logs", name="exp")
 
-    trainer(logger=logger, log_every_n_steps=5).fit(Talks(), *loaders())
+    make_trainer(logger=logger, log_every_n_steps=5).fit(Talks(), *loaders())
 
     with (tmp_path / "logs/exp/version_0/metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -47,12 +47,12 @@ def test_csv_logger_writes_its_files(trainer: Any, tmp_path: Path) -> None:
     assert "width: 3" in (tmp_path / "logs/exp/version_0/hparams.yaml").read_text()
 
 
-def test_tensorboard_logger_writes_events_and_the_graph(trainer: Any, tmp_path: Path) -> None:
+def test_tensorboard_logger_writes_events_and_the_graph(make_trainer: Any, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logger = TensorBoardLogger(tmp_path / "logs", name="exp", log_graph=True)
 
-    trainer(logger=logger, log_every_n_steps=5).fit(Talks(), *loaders())
+    make_trainer(logger=logger, log_every_n_steps=5).fit(Talks(), *loaders())
 
     events = EventAccumulator(str(tmp_path / "logs/exp/version_0"))
     events.Reload()
@@ -62,13 +62,13 @@ def test_tensorboard_logger_writes_events_and_the_graph(trainer: Any, tmp_path: 
 
 
 @pytest.mark.slow
-def test_mlflow_logger_of_lightning_keeps_metrics_and_parameters(trainer: Any, tmp_path: Path) -> None:
+def test_mlflow_logger_of_lightning_keeps_metrics_and_parameters(make_trainer: Any, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     logger = MLFlowLogger("exp", tracking_uri=uri, artifact_location=str(tmp_path / "artifacts"))
 
-    trainer(logger=logger, log_every_n_steps=5).fit(Talks(), *loaders())
+    make_trainer(logger=logger, log_every_n_steps=5).fit(Talks(), *loaders())
 
     run = MlflowClient(uri).get_run(logger.run_id)
     assert run.data.params["width"] == "3"
@@ -76,10 +76,10 @@ def test_mlflow_logger_of_lightning_keeps_metrics_and_parameters(trainer: Any, t
     assert run.info.status == "FINISHED"
 
 
-def test_several_loggers_of_both_kinds_work_together(trainer: Any, tmp_path: Path) -> None:
+def test_several_loggers_of_both_kinds_work_together(make_trainer: Any, tmp_path: Path) -> None:
     ours, theirs = fp.CSV(tmp_path / "ours.csv"), CSVLogger(tmp_path / "theirs")
 
-    trainer(logger=[ours, theirs], log_every_n_steps=5).fit(Plain(), *loaders())
+    make_trainer(logger=[ours, theirs], log_every_n_steps=5).fit(Plain(), *loaders())
 
     with (
         (tmp_path / "ours.csv").open() as one,
@@ -126,7 +126,7 @@ def test_a_row_that_fails_is_tried_again_and_none_is_written_twice(monkeypatch: 
 
 
 def test_a_logger_that_always_fails_does_not_stop_training(
-    trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lightning_loggers, "CLOSE_TIMEOUT_S", 0.1)
 
@@ -137,7 +137,7 @@ def test_a_logger_that_always_fails_does_not_stop_training(
         def finalize(self, status: str) -> None:
             raise OSError("still away")
 
-    runner = trainer(logger=Broken(), log_every_n_steps=5)
+    runner = make_trainer(logger=Broken(), log_every_n_steps=5)
     with caplog.at_level(logging.WARNING):
         runner.fit(Plain(), *loaders())
 
@@ -161,13 +161,13 @@ def test_uploading_lightnings_checkpoints_is_refused(kind: type) -> None:
         translate_logger(logger)
 
 
-def test_a_logger_that_cannot_begin_says_so_before_training(trainer: Any) -> None:
+def test_a_logger_that_cannot_begin_says_so_before_training(make_trainer: Any) -> None:
     class Refuses(Failing):
         def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
             raise PermissionError("no right to write")
 
     with pytest.raises(fp.ConfigError, match="Refuses can't begin its record: no right to write"):
-        trainer(logger=Refuses()).fit(Plain(), *loaders())
+        make_trainer(logger=Refuses()).fit(Plain(), *loaders())
 
 
 class Told(Logger):
@@ -224,25 +224,25 @@ def test_results_of_validate_and_test_are_told_as_under_lightning(tmp_path: Path
     assert [step for step, _ in ours[1]] == [20, 20]
 
 
-def test_a_trainer_gives_back_the_loggers_that_it_was_given(trainer: Any, tmp_path: Path) -> None:
+def test_a_trainer_gives_back_the_loggers_that_it_was_given(make_trainer: Any, tmp_path: Path) -> None:
     first, second = CSVLogger(tmp_path / "first"), Told()
-    made = trainer(logger=[first, second], max_epochs=1)
-    assert made.loggers == [first, second]
-    assert made.logger is first
+    trainer = make_trainer(logger=[first, second], max_epochs=1)
+    assert trainer.loggers == [first, second]
+    assert trainer.logger is first
 
-    made.logger = second
+    trainer.logger = second
     model = Plain()
-    made.fit(model, *loaders())
+    trainer.fit(model, *loaders())
     assert model.loggers == [second]
     assert second.rows
     assert second.ends == ["success"]
     assert not (tmp_path / "first").exists()
-    made.logger = None
-    made.validate(model, loaders()[1], verbose=False)
-    assert (made.logger, made.loggers, second.ends) == (None, [], ["success"])
-    made.loggers = ["nothing"]
+    trainer.logger = None
+    trainer.validate(model, loaders()[1], verbose=False)
+    assert (trainer.logger, trainer.loggers, second.ends) == (None, [], ["success"])
+    trainer.loggers = ["nothing"]
     with pytest.raises(fp.ConfigError, match="got str"):
-        made.fit(model, *loaders())
+        trainer.fit(model, *loaders())
 
 
 class Elsewhere(Told):
@@ -261,7 +261,7 @@ def test_log_dir_is_that_of_the_first_logger_of_lightnings(tmp_path: Path) -> No
     assert seen(fp.Trainer, fp.CSV(), [fp.CSV(), loggers[0]]) == [str(tmp_path)] * 2
 
 
-def test_under_fast_dev_run_a_logger_takes_everything_and_keeps_nothing(trainer: Any, tmp_path: Path) -> None:
+def test_under_fast_dev_run_a_logger_takes_everything_and_keeps_nothing(make_trainer: Any, tmp_path: Path) -> None:
     class Talkative(Plain):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             self.logger.experiment.add_scalar("x", 1.0)
@@ -272,11 +272,11 @@ def test_under_fast_dev_run_a_logger_takes_everything_and_keeps_nothing(trainer:
             assert not list(self.logger.experiment)
             return super().training_step(batch, batch_idx)
 
-    made = trainer(fast_dev_run=True, logger=TensorBoardLogger(tmp_path / "logs"))
-    made.fit(Talkative(), *loaders())
-    assert made.global_step == 1
+    trainer = make_trainer(fast_dev_run=True, logger=TensorBoardLogger(tmp_path / "logs"))
+    trainer.fit(Talkative(), *loaders())
+    assert trainer.global_step == 1
     assert not (tmp_path / "logs").exists()
-    assert trainer(fast_dev_run=True, logger=False).logger is None
+    assert make_trainer(fast_dev_run=True, logger=False).logger is None
 
 
 def test_a_hook_of_a_logger_that_is_not_called_is_named(caplog: Any, tmp_path: Path) -> None:

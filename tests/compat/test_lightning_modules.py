@@ -39,8 +39,8 @@ def changed(before: dict[str, torch.Tensor], module: nn.Module) -> set[str]:
     return {name for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
 
 
-def test_boring_model_with_its_own_loaders_goes_through_every_stage(trainer: Any) -> None:
-    module, runner = BoringModel(), trainer(max_epochs=1)
+def test_boring_model_with_its_own_loaders_goes_through_every_stage(make_trainer: Any) -> None:
+    module, runner = BoringModel(), make_trainer(max_epochs=1)
     before = weights(module)
 
     runner.fit(module)
@@ -53,8 +53,8 @@ def test_boring_model_with_its_own_loaders_goes_through_every_stage(trainer: Any
 
 
 @pytest.mark.parametrize("data", [BoringDataModule, BoringDataModuleNoLen])
-def test_boring_data_modules_feed_every_stage(trainer: Any, data: type) -> None:
-    module, runner = BoringModel(), trainer(max_epochs=1, limit_train_batches=8, limit_val_batches=2)
+def test_boring_data_modules_feed_every_stage(make_trainer: Any, data: type) -> None:
+    module, runner = BoringModel(), make_trainer(max_epochs=1, limit_train_batches=8, limit_val_batches=2)
 
     runner.fit(module, datamodule=data())
 
@@ -64,8 +64,8 @@ def test_boring_data_modules_feed_every_stage(trainer: Any, data: type) -> None:
     assert len(runner.predict(module, datamodule=data())) == 64
 
 
-def test_boring_model_with_manual_optimisation(trainer: Any) -> None:
-    module, runner = ManualOptimBoringModel(), trainer(max_epochs=1)
+def test_boring_model_with_manual_optimisation(make_trainer: Any) -> None:
+    module, runner = ManualOptimBoringModel(), make_trainer(max_epochs=1)
     before = weights(module)
 
     runner.fit(module)
@@ -84,9 +84,9 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WikiText2:
     return WikiText2(download=False)
 
 
-def test_lightning_transformer_learns_its_text(trainer: Any, text: WikiText2) -> None:
+def test_lightning_transformer_learns_its_text(make_trainer: Any, text: WikiText2) -> None:
     torch.manual_seed(0)
-    module, runner = LightningTransformer(vocab_size=text.vocab_size), trainer(max_epochs=1)
+    module, runner = LightningTransformer(vocab_size=text.vocab_size), make_trainer(max_epochs=1)
 
     def loss() -> float:
         inputs, target = text[0]
@@ -102,8 +102,8 @@ def test_lightning_transformer_learns_its_text(trainer: Any, text: WikiText2) ->
     assert loss() < before - 0.5
 
 
-def test_lightning_lstm_carries_its_hidden_state(trainer: Any, text: WikiText2) -> None:
-    module, runner = LightningLSTM(vocab_size=text.vocab_size), trainer(max_epochs=1, limit_train_batches=1)
+def test_lightning_lstm_carries_its_hidden_state(make_trainer: Any, text: WikiText2) -> None:
+    module, runner = LightningLSTM(vocab_size=text.vocab_size), make_trainer(max_epochs=1, limit_train_batches=1)
 
     runner.fit(module)
 
@@ -111,11 +111,11 @@ def test_lightning_lstm_carries_its_hidden_state(trainer: Any, text: WikiText2) 
     assert math.isfinite(runner.callback_metrics["train_loss"])
 
 
-def test_timm_fine_tune_trains_its_head_alone_and_resumes_bit_for_bit(trainer: Any, tmp_path: Path) -> None:
+def test_timm_fine_tune_trains_its_head_alone_and_resumes_bit_for_bit(make_trainer: Any, tmp_path: Path) -> None:
     def run(directory: str, epochs: int, resume: str | None = None) -> tuple[Any, Any]:
         torch.manual_seed(0)
         module = LitClassificationModel(class_count=3)
-        runner = trainer(max_epochs=epochs, default_root_dir=tmp_path / directory)
+        runner = make_trainer(max_epochs=epochs, default_root_dir=tmp_path / directory)
         runner.fit(module, datamodule=ImagesDataModule(), ckpt_path=resume)
         return module, runner
 
@@ -133,9 +133,9 @@ def test_timm_fine_tune_trains_its_head_alone_and_resumes_bit_for_bit(trainer: A
     assert [tuple(one.shape) for one in predictions] == [(8, 3)] * 3
 
 
-def test_hugging_face_fine_tune_learns(trainer: Any) -> None:
+def test_hugging_face_fine_tune_learns(make_trainer: Any) -> None:
     torch.manual_seed(0)
-    module, runner = BertClassifier(), trainer(max_epochs=12)
+    module, runner = BertClassifier(), make_trainer(max_epochs=12)
 
     runner.fit(module, sentences(), sentences())
 
@@ -143,8 +143,8 @@ def test_hugging_face_fine_tune_learns(trainer: Any) -> None:
     assert module.lr_schedulers().get_last_lr() == [0.0, 0.0]  # the schedule ran out with the steps
 
 
-def test_gan_trains_both_its_networks(trainer: Any) -> None:
-    module, runner = Gan(), trainer(max_epochs=1)
+def test_gan_trains_both_its_networks(make_trainer: Any) -> None:
+    module, runner = Gan(), make_trainer(max_epochs=1)
     before = weights(module)
 
     runner.fit(module, *loaders())
@@ -153,7 +153,7 @@ def test_gan_trains_both_its_networks(trainer: Any) -> None:
     assert runner.global_step == 20  # two optimizers, ten batches
 
 
-def test_a_module_inside_a_module_may_log(trainer: Any) -> None:
+def test_a_module_inside_a_module_may_log(make_trainer: Any) -> None:
     class Outer(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -165,14 +165,14 @@ def test_a_module_inside_a_module_may_log(trainer: Any) -> None:
         def configure_optimizers(self) -> Any:
             return self.parts[0].configure_optimizers()
 
-    runner = trainer(max_epochs=1)
+    runner = make_trainer(max_epochs=1)
     runner.fit(Outer(), loaders()[0])
 
     assert "train_loss" in runner.callback_metrics
 
 
-def test_checkpoints_are_read_back_into_the_users_class(trainer: Any) -> None:
-    module, runner = LitClassificationModel(class_count=3, learning_rate=0.5), trainer(max_epochs=1)
+def test_checkpoints_are_read_back_into_the_users_class(make_trainer: Any) -> None:
+    module, runner = LitClassificationModel(class_count=3, learning_rate=0.5), make_trainer(max_epochs=1)
     runner.fit(module, datamodule=ImagesDataModule())
     path = Path(runner.checkpoint_callback.best_model_path)
 
@@ -181,8 +181,8 @@ def test_checkpoints_are_read_back_into_the_users_class(trainer: Any) -> None:
     assert changed(weights(module), loaded) == set()
 
 
-def test_a_trained_module_is_copied_pickled_and_exported_as_before(trainer: Any) -> None:
-    module, runner = Plain(), trainer(max_epochs=1)
+def test_a_trained_module_is_copied_pickled_and_exported_as_before(make_trainer: Any) -> None:
+    module, runner = Plain(), make_trainer(max_epochs=1)
     runner.fit(module, *loaders())
     example = torch.ones(2, 8)
     expected = module.eval()(example)
@@ -196,7 +196,7 @@ def test_a_trained_module_is_copied_pickled_and_exported_as_before(trainer: Any)
         assert torch.equal(copied(example), expected)
 
 
-def test_modes_of_the_data_module_hooks(trainer: Any) -> None:
+def test_modes_of_the_data_module_hooks(make_trainer: Any) -> None:
     calls: list[str] = []
 
     class Data(BoringDataModule):
@@ -221,7 +221,7 @@ def test_modes_of_the_data_module_hooks(trainer: Any) -> None:
         def on_train_epoch_end(self) -> None:
             raise RuntimeError("mine")
 
-    runner = trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0)
+    runner = make_trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0)
     data = Data()
     with pytest.raises(RuntimeError, match="mine"):
         runner.fit(Fails(), datamodule=data)
@@ -230,7 +230,7 @@ def test_modes_of_the_data_module_hooks(trainer: Any) -> None:
     assert data.trainer is runner
 
 
-def test_validation_sees_evaluation_mode_and_no_gradients_to_its_very_end(trainer: Any) -> None:
+def test_validation_sees_evaluation_mode_and_no_gradients_to_its_very_end(make_trainer: Any) -> None:
     seen: list[tuple[str, bool, bool]] = []
 
     class Looks(Plain):
@@ -243,16 +243,16 @@ def test_validation_sees_evaluation_mode_and_no_gradients_to_its_very_end(traine
         def on_train_epoch_end(self) -> None:
             seen.append(("epoch", self.training, torch.is_grad_enabled()))
 
-    trainer(max_epochs=1, num_sanity_val_steps=0).fit(Looks(), *loaders())
+    make_trainer(max_epochs=1, num_sanity_val_steps=0).fit(Looks(), *loaders())
 
     assert seen == [("start", False, False), ("end", False, False), ("epoch", True, True)]
 
 
-def test_a_plain_torch_module_is_told_what_it_lacks(trainer: Any) -> None:
+def test_a_plain_torch_module_is_told_what_it_lacks(make_trainer: Any) -> None:
     with pytest.raises(
         fp.ConfigError, match=r"plain torch\.nn\.Module: it has no training_step\(\) and configure_optimizers\(\)"
     ):
-        trainer().fit(nn.Linear(2, 2), loaders()[0])
+        make_trainer().fit(nn.Linear(2, 2), loaders()[0])
 
 
 COMBINED = {
@@ -266,7 +266,7 @@ COMBINED = {
 
 
 @pytest.mark.parametrize("combine", COMBINED.values(), ids=list(COMBINED))
-def test_several_loaders_train_and_evaluate_as_with_lightning(trainer: Any, tmp_path: Path, combine: Any) -> None:
+def test_several_loaders_train_and_evaluate_as_with_lightning(make_trainer: Any, tmp_path: Path, combine: Any) -> None:
     class Several(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -294,21 +294,21 @@ def test_several_loaders_train_and_evaluate_as_with_lightning(trainer: Any, tmp_
 
     modules = [Several(), Several()]
     modules[1].load_state_dict(modules[0].state_dict())
-    for module, runner in zip(modules, [lightnings(), trainer(max_epochs=2)], strict=True):
+    for module, runner in zip(modules, [lightnings(), make_trainer(max_epochs=2)], strict=True):
         runner.fit(module, data(), data())
     assert modules[0].seen == modules[1].seen
     assert all(torch.equal(a, b) for a, b in zip(*(module.parameters() for module in modules), strict=True))
 
 
-def test_fit_again_begins_a_new_run(trainer: Any) -> None:
-    runner, module = trainer(max_epochs=1), Plain()
+def test_fit_again_begins_a_new_run(make_trainer: Any) -> None:
+    runner, module = make_trainer(max_epochs=1), Plain()
     for _ in range(2):
         runner.fit(module, *loaders())
         assert (runner.current_epoch, runner.global_step) == (1, 10)
 
 
 @pytest.mark.parametrize("form", ["tensor", "dict"])
-def test_lightnings_hooks_get_the_outputs_of_a_step_as_a_dict(trainer: Any, form: str) -> None:
+def test_lightnings_hooks_get_the_outputs_of_a_step_as_a_dict(make_trainer: Any, form: str) -> None:
     seen: list[tuple[str, float]] = []
 
     class Returns(BoringModel):
@@ -325,26 +325,28 @@ def test_lightnings_hooks_get_the_outputs_of_a_step_as_a_dict(trainer: Any, form
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             seen.append(("callback", float(outputs["loss"]) if outputs else 0.0))
 
-    run = trainer(
+    run = make_trainer(
         max_epochs=1, limit_train_batches=3, limit_val_batches=0, accumulate_grad_batches=2, callbacks=[Looks()]
     )
     run.fit(Returns())
     assert seen == [(who, loss) for loss in (2.0, 0.0, 2.0) for who in ("callback", "module")]
 
 
-def test_lightnings_strategy_objects_stand_for_names(trainer: Any) -> None:
+def test_lightnings_strategy_objects_stand_for_names(make_trainer: Any) -> None:
     from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
     given = [DDPStrategy(), DDPStrategy(find_unused_parameters=True), SingleDeviceStrategy(torch.device("cpu"))]
-    names = [trainer(strategy=strategy).config.strategy for strategy in given]
+    names = [make_trainer(strategy=strategy).config.strategy for strategy in given]
     assert names == ["ddp", "ddp_find_unused_parameters_true", "auto"]
     mesh = FSDPStrategy(
         auto_wrap_policy={nn.Linear}, activation_checkpointing_policy={nn.ReLU}, sharding_strategy="HYBRID_SHARD",
         device_mesh=(1, 1),
     )  # fmt: skip
-    assert trainer(strategy=FSDPStrategy()).config.strategy == fp.FSDPStrategy()
-    assert trainer(strategy=mesh).config.strategy == fp.FSDPStrategy({nn.Linear}, {nn.ReLU}, "HYBRID_SHARD", (1, 1))
-    assert trainer(strategy=ModelParallelStrategy(1, 1)).config.strategy == fp.ModelParallelStrategy(1, 1)
+    assert make_trainer(strategy=FSDPStrategy()).config.strategy == fp.FSDPStrategy()
+    assert make_trainer(strategy=mesh).config.strategy == fp.FSDPStrategy(
+        {nn.Linear}, {nn.ReLU}, "HYBRID_SHARD", (1, 1)
+    )
+    assert make_trainer(strategy=ModelParallelStrategy(1, 1)).config.strategy == fp.ModelParallelStrategy(1, 1)
 
     compressed = DDPStrategy(ddp_comm_hook=print)
     offloaded, one_by_one = FSDPStrategy(cpu_offload=True), FSDPStrategy(auto_wrap_policy=lambda *args: True)
@@ -355,4 +357,4 @@ def test_lightnings_strategy_objects_stand_for_names(trainer: Any) -> None:
         (ModelParallelStrategy(save_distributed_checkpoint=False), "save_distributed_checkpoint"),
     ):  # fmt: skip
         with pytest.raises(fp.ConfigError, match=said):
-            trainer(strategy=refused)
+            make_trainer(strategy=refused)

@@ -24,13 +24,13 @@ class Watches(fp.Callback):
         pass
 
 
-def test_the_actions_that_lightnings_pages_name_are_recorded(trainer: Any) -> None:
+def test_the_actions_that_lightnings_pages_name_are_recorded(make_trainer: Any) -> None:
     profiler = profilers.SimpleProfiler()
     modules = [Hooked(), Hooked()]
     modules[1].load_state_dict(modules[0].state_dict())
     arguments = {"max_epochs": 2, "callbacks": [Watches()], "accumulate_grad_batches": 2, "num_sanity_val_steps": 0}
-    trainer(**arguments).fit(modules[0], loader(), loader(20))
-    trainer(**arguments, profiler=profiler).fit(modules[1], loader(), loader(20))
+    make_trainer(**arguments).fit(modules[0], loader(), loader(20))
+    make_trainer(**arguments, profiler=profiler).fit(modules[1], loader(), loader(20))
     counts = {action: len(times) for action, times in profiler.recorded_durations.items()}
     expected = {
         "run_training_epoch": 2,
@@ -52,23 +52,23 @@ def test_the_actions_that_lightnings_pages_name_are_recorded(trainer: Any) -> No
 
 
 @pytest.mark.parametrize("name", ["simple", "advanced", "pytorch"])
-def test_a_profiler_reports_into_the_runs_directory(trainer: Any, name: str) -> None:
-    made = trainer(max_epochs=1, profiler=name, limit_train_batches=4)
-    made.profiler.filename = "report"
-    made.fit(Hooked(), loader(), loader(20))
-    made.test(Hooked(), loader(20), verbose=False)
+def test_a_profiler_reports_into_the_runs_directory(make_trainer: Any, name: str) -> None:
+    trainer = make_trainer(max_epochs=1, profiler=name, limit_train_batches=4)
+    trainer.profiler.filename = "report"
+    trainer.fit(Hooked(), loader(), loader(20))
+    trainer.test(Hooked(), loader(20), verbose=False)
     for stage in ("fit", "test"):
-        (report,) = Path(made.run_dir).glob(f"{stage}-report*.txt")
+        (report,) = Path(trainer.run_dir).glob(f"{stage}-report*.txt")
         assert ("training_step" if stage == "fit" else "test_step") in report.read_text()
 
 
 @pytest.mark.parametrize("given", ["fast", 3, profilers.SimpleProfiler])
-def test_what_is_no_profiler_is_refused(trainer: Any, given: Any) -> None:
+def test_what_is_no_profiler_is_refused(make_trainer: Any, given: Any) -> None:
     with pytest.raises(fp.ConfigError, match=r"profiler=.*expected"):
-        trainer(profiler=given)
+        make_trainer(profiler=given)
 
 
-def test_an_object_that_starts_and_stops_is_a_profiler(trainer: Any) -> None:
+def test_an_object_that_starts_and_stops_is_a_profiler(make_trainer: Any) -> None:
     class Own:
         def __init__(self) -> None:
             self.open: list[str] = []
@@ -82,12 +82,12 @@ def test_an_object_that_starts_and_stops_is_a_profiler(trainer: Any) -> None:
             assert self.open.pop() == action
 
     own = Own()
-    trainer(max_epochs=1, profiler=own).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, profiler=own).fit(Classifier(), loader())
     assert own.open == []
     assert {"run_training_epoch", "run_training_batch"} <= own.seen
 
 
-def test_a_call_leaves_nothing_of_a_profiler_on_the_users_objects(trainer: Any) -> None:
+def test_a_call_leaves_nothing_of_a_profiler_on_the_users_objects(make_trainer: Any) -> None:
     class Own:
         def __init__(self) -> None:
             self.actions: list[str] = []
@@ -99,11 +99,11 @@ def test_a_call_leaves_nothing_of_a_profiler_on_the_users_objects(trainer: Any) 
             pass
 
     own, modules, callbacks = Own(), [Classifier(), Classifier()], [Watches(), Watches()]
-    trainer(max_epochs=1, callbacks=callbacks[:1]).fit(modules[0], loader())
-    trainer(max_epochs=1, callbacks=callbacks[1:], profiler=own).fit(modules[1], loader())
+    make_trainer(max_epochs=1, callbacks=callbacks[:1]).fit(modules[0], loader())
+    make_trainer(max_epochs=1, callbacks=callbacks[1:], profiler=own).fit(modules[1], loader())
     for without, with_profiler in (*zip(*(module.modules() for module in modules), strict=True), callbacks):
         assert vars(without).keys() == vars(with_profiler).keys()
 
     recorded = len(own.actions)
-    trainer(max_epochs=1, callbacks=callbacks[1:]).fit(modules[1], loader())
+    make_trainer(max_epochs=1, callbacks=callbacks[1:]).fit(modules[1], loader())
     assert len(own.actions) == recorded

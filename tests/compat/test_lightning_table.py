@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from models import table
 from models.optimising import Backbone, Unfreeze
-from models.recording import Record, make_trainer, quiet
+from models.recording import Record, quiet, trainer_of
 from models.table import Row, ids, named
 from models.zoo import ByEpoch, Evaluated, Plain, loaders
 
@@ -144,7 +144,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
     for engine in ("lightning", "footplate"):
         values = found[engine] = {}
-        trainer = make_trainer(engine, Record(), tmp_path_factory.mktemp(engine), max_epochs=2)
+        trainer = trainer_of(engine, Record(), tmp_path_factory.mktemp(engine), max_epochs=2)
         torch.manual_seed(0)
         with quiet():
             trainer.fit(Probed(), *loaders())
@@ -207,7 +207,7 @@ def test_callback_metrics_are_lightnings(probed: dict[str, dict[str, Any]]) -> N
     )
 
 
-def test_stage_is_told_in_lightnings_words(trainer: Any) -> None:
+def test_stage_is_told_in_lightnings_words(make_trainer: Any) -> None:
     seen: list[tuple[str, str, bool, bool]] = []
 
     class Looks(Evaluated):
@@ -225,7 +225,7 @@ def test_stage_is_told_in_lightnings_words(trainer: Any) -> None:
         def test_step(self, batch: Any, batch_idx: int) -> Any:
             self.note("test")
 
-    runner = trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=1, limit_test_batches=1)
+    runner = make_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=1, limit_test_batches=1)
     module = Looks()
     runner.fit(module, *loaders())
     runner.test(module, loaders()[1], verbose=False)
@@ -349,9 +349,9 @@ RUNNING = [row for row in named(table.CALLBACKS, "supported", "different") if no
 
 
 @pytest.mark.parametrize("row", RUNNING, ids=ids)
-def test_callback_runs_as_the_users_object(row: Row, trainer: Any) -> None:
+def test_callback_runs_as_the_users_object(row: Row, make_trainer: Any) -> None:
     callback = SUPPORTED.get(row.name, getattr(pl.callbacks, row.name))()
-    runner = trainer(callbacks=[callback])
+    runner = make_trainer(callbacks=[callback])
 
     runner.fit(Backbone(), *loaders())
 

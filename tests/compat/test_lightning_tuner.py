@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.tuner import Tuner
-from models.recording import Record, make_trainer, quiet
+from models.recording import Record, quiet, trainer_of
 from models.zoo import Plain, loaders
 
 import footplate as fp
@@ -31,13 +31,13 @@ class Searched(Plain):
 
 
 @pytest.mark.parametrize("mode", ["exponential", "linear"])
-def test_losses_rates_and_suggestion_are_lightnings(tmp_path: Path, trainer: Any, mode: Any) -> None:
+def test_losses_rates_and_suggestion_are_lightnings(tmp_path: Path, make_trainer: Any, mode: Any) -> None:
     modules = [Searched(), Searched()]
     modules[1].load_state_dict(copy.deepcopy(modules[0].state_dict()))
-    theirs = make_trainer("lightning", Record(), tmp_path)
+    theirs = trainer_of("lightning", Record(), tmp_path)
     with quiet():
         expected = Tuner(theirs).lr_find(modules[0], loaders()[0], num_training=40, mode=mode)
-    found = fp.Tuner(trainer()).lr_find(modules[1], loaders()[0], num_training=40, mode=mode)
+    found = fp.Tuner(make_trainer()).lr_find(modules[1], loaders()[0], num_training=40, mode=mode)
     assert expected is not None
     assert found is not None
     assert found.results["lr"] == expected.results["lr"][: len(found.results["lr"])]
@@ -47,7 +47,7 @@ def test_losses_rates_and_suggestion_are_lightnings(tmp_path: Path, trainer: Any
 
 
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
-def test_the_batch_size_is_lightnings(tmp_path: Path, trainer: Any, mode: Any) -> None:
+def test_the_batch_size_is_lightnings(tmp_path: Path, make_trainer: Any, mode: Any) -> None:
     class Full(Searched):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if len(batch[0]) > 19:
@@ -56,24 +56,24 @@ def test_the_batch_size_is_lightnings(tmp_path: Path, trainer: Any, mode: Any) -
 
     modules = [Full(), Full(), Full()]
     with quiet():
-        expected = Tuner(make_trainer("lightning", Record(), tmp_path)).scale_batch_size(modules[0], mode=mode)
-    assert fp.Tuner(trainer()).scale_batch_size(modules[1], mode=mode) == expected
+        expected = Tuner(trainer_of("lightning", Record(), tmp_path)).scale_batch_size(modules[0], mode=mode)
+    assert fp.Tuner(make_trainer()).scale_batch_size(modules[1], mode=mode) == expected
     assert modules[0].batch_size == modules[1].batch_size == expected
 
 
-def test_lightnings_callback_searches_before_the_run(trainer: Any) -> None:
+def test_lightnings_callback_searches_before_the_run(make_trainer: Any) -> None:
     module = Searched()
     finder = pl.callbacks.LearningRateFinder(num_training_steps=30)
-    made = trainer(callbacks=[finder, pl.callbacks.BatchSizeFinder(max_trials=2)], max_epochs=1)
-    made.fit(module)
+    trainer = make_trainer(callbacks=[finder, pl.callbacks.BatchSizeFinder(max_trials=2)], max_epochs=1)
+    trainer.fit(module)
     assert finder.optimal_lr is not None
     assert module.lr == finder.optimal_lr.suggestion()
     assert module.batch_size == 4
-    assert made.optimizers[0].param_groups[0]["lr"] == module.lr
-    assert made.progress.epoch == 1
+    assert trainer.optimizers[0].param_groups[0]["lr"] == module.lr
+    assert trainer.progress.epoch == 1
 
 
-def test_a_callback_that_searches_in_later_epochs_is_refused(trainer: Any) -> None:
+def test_a_callback_that_searches_in_later_epochs_is_refused(make_trainer: Any) -> None:
     class Later(pl.callbacks.LearningRateFinder):
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             self.lr_find(trainer, pl_module)
@@ -81,11 +81,11 @@ def test_a_callback_that_searches_in_later_epochs_is_refused(trainer: Any) -> No
     with pytest.raises(
         fp.ConfigError, match=r"Later overrides a hook to search in the middle of a run.*footplate\.Tuner"
     ):
-        trainer(callbacks=[Later()]).fit(Searched())
+        make_trainer(callbacks=[Later()]).fit(Searched())
 
 
-def test_lightnings_tuner_searches_with_ours_and_trains_nothing(trainer: Any) -> None:
-    module, made = Searched(), trainer()
+def test_lightnings_tuner_searches_with_ours_and_trains_nothing(make_trainer: Any) -> None:
+    module, made = Searched(), make_trainer()
     before = copy.deepcopy(module.state_dict())
     found = Tuner(made).lr_find(module, num_training=30)
     assert found is not None

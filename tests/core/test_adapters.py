@@ -82,10 +82,10 @@ def test_an_adapter_is_imported_when_an_object_of_its_package_is_met(
         adapter_of(of_package(type("Third", (), {}), "thirdlib")())
 
 
-def test_a_callback_of_another_library_runs_through_its_adapter(other: Made, trainer: Any) -> None:
+def test_a_callback_of_another_library_runs_through_its_adapter(other: Made, make_trainer: Any) -> None:
     callback = a_callback()()
-    made = trainer(callbacks=[callback], max_epochs=1, limit_train_batches=2)
-    made.fit(Classifier(), loader())
+    trainer = make_trainer(callbacks=[callback], max_epochs=1, limit_train_batches=2)
+    trainer.fit(Classifier(), loader())
 
     assert other.seen == [callback]
     assert not overrides(callback, "on_train_start")
@@ -99,14 +99,14 @@ class Duck(torch.nn.Module):
     def configure_optimizers(self) -> None: ...
 
 
-def test_a_module_of_another_library_is_attached_by_its_adapter(other: Made, trainer: Any) -> None:
+def test_a_module_of_another_library_is_attached_by_its_adapter(other: Made, make_trainer: Any) -> None:
     module = type("Users", (of_package(type("Their", (Duck,), {})),), {})()
-    attach(trainer(), "fit", module, None)
+    attach(make_trainer(), "fit", module, None)
     assert other.seen == [module]
 
 
-def test_a_module_of_no_library_is_attached_without_an_adapter(other: Made, trainer: Any) -> None:
-    module, made = Duck(), trainer()
+def test_a_module_of_no_library_is_attached_without_an_adapter(other: Made, make_trainer: Any) -> None:
+    module, made = Duck(), make_trainer()
     attach(made, "fit", module, None)
     assert other.seen == []
     assert module.trainer is made
@@ -115,27 +115,27 @@ def test_a_module_of_no_library_is_attached_without_an_adapter(other: Made, trai
         attach(made, "fit", torch.nn.Linear(1, 1), None)
 
 
-def test_attributes_of_the_trainer_come_from_the_adapter_or_are_refused(other: Made, trainer: Any) -> None:
-    made = trainer(max_epochs=1)
-    assert made.other_rank == 0
-    assert made.not_now is None
+def test_attributes_of_the_trainer_come_from_the_adapter_or_are_refused(other: Made, make_trainer: Any) -> None:
+    trainer = make_trainer(max_epochs=1)
+    assert trainer.other_rank == 0
+    assert trainer.not_now is None
     with pytest.raises(
         fp.ConfigError, match=r"trainer\.other_loop is internal to Otherlib and not available here: trainer\.p"
     ):
-        _ = made.other_loop
-    assert not hasattr(made, "other_loop")
+        _ = trainer.other_loop
+    assert not hasattr(trainer, "other_loop")
     with pytest.raises(AttributeError, match=r"no attribute 'other_rnk'\. Did you mean trainer\.other_rank\?"):
-        _ = made.other_rnk
+        _ = trainer.other_rnk
     with pytest.raises(AttributeError, match=r"no attribute 'is_global_zer'\. Did you mean trainer\.is_global_zero\?"):
-        _ = made.is_global_zer
+        _ = trainer.is_global_zer
 
 
-def test_a_computed_attribute_may_be_assigned(trainer: Any) -> None:
-    made = trainer(max_epochs=1)
-    assert made.world_size == 1
-    made.world_size = 3
-    assert made.world_size == 3
-    assert trainer(max_epochs=1).world_size == 1
+def test_a_computed_attribute_may_be_assigned(make_trainer: Any) -> None:
+    trainer = make_trainer(max_epochs=1)
+    assert trainer.world_size == 1
+    trainer.world_size = 3
+    assert trainer.world_size == 3
+    assert make_trainer(max_epochs=1).world_size == 1
 
 
 def test_an_argument_of_another_library_is_refused_unless_it_changes_nothing(other: Made) -> None:

@@ -51,9 +51,9 @@ def callback(events):
     return recording(fp.Callback, fp.Callback, "c", events)()
 
 
-def test_fit(trainer, model, callback, events):
+def test_fit(make_trainer, model, callback, events):
     """One epoch of two batches and one validation batch, callbacks before the module."""
-    trainer(callbacks=[callback], max_epochs=1, num_sanity_val_steps=1, enable_checkpointing=False).fit(
+    make_trainer(callbacks=[callback], max_epochs=1, num_sanity_val_steps=1, enable_checkpointing=False).fit(
         model, loader(20), loader(10)
     )
 
@@ -101,13 +101,13 @@ class Splits(Classifier):
         return loader(self.rows)
 
 
-def test_loaders_of_hooks_are_made_after_on_fit_start(trainer):
-    made = trainer(max_epochs=1)
-    made.fit(Splits())
-    assert made.global_step == made.num_training_batches == 4
+def test_loaders_of_hooks_are_made_after_on_fit_start(make_trainer):
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Splits())
+    assert trainer.global_step == trainer.num_training_batches == 4
 
 
-def test_the_length_of_the_run_is_known_in_configure_optimizers(trainer):
+def test_the_length_of_the_run_is_known_in_configure_optimizers(make_trainer):
     class Decays(Splits):
         rows = 30
         made = 0
@@ -122,14 +122,14 @@ def test_the_length_of_the_run_is_known_in_configure_optimizers(trainer):
             return super().configure_optimizers()
 
     model = Decays()
-    trainer(max_epochs=2).fit(model)
+    make_trainer(max_epochs=2).fit(model)
     assert (model.steps, model.made) == (6, 1)
 
 
 @pytest.mark.parametrize(("stage", "name"), [("validate", "validation"), ("test", "test"), ("predict", "predict")])
-def test_evaluation(stage, name, trainer, model, callback, events):
+def test_evaluation(stage, name, make_trainer, model, callback, events):
     model.predict_step = lambda batch, batch_idx: model(batch[0])
-    getattr(trainer(callbacks=[callback]), stage)(model, loader(10))
+    getattr(make_trainer(callbacks=[callback]), stage)(model, loader(10))
     parts = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
     expected = [f"{who}.on_{name}_{part}" for part in parts for who in "cm"]
     expected += [f"m.on_{name}_model_train"] if stage != "predict" else []
@@ -137,7 +137,7 @@ def test_evaluation(stage, name, trainer, model, callback, events):
     assert events[-2:] == ["c.teardown", "m.teardown"]
 
 
-def test_the_data_modules_hooks_come_between_callbacks_and_module(trainer, model, callback, events):
+def test_the_data_modules_hooks_come_between_callbacks_and_module(make_trainer, model, callback, events):
     class Data(fp.DataModule):
         def train_dataloader(self):
             return loader(20)
@@ -145,34 +145,34 @@ def test_the_data_modules_hooks_come_between_callbacks_and_module(trainer, model
     data = recording(Data, DataModule, "d", events)()
     for name in ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"):
         delattr(type(data), name)
-    trainer(callbacks=[callback], max_epochs=1).fit(model, data)
+    make_trainer(callbacks=[callback], max_epochs=1).fit(model, data)
     assert [event for event in events if event.endswith(".setup")] == ["c.setup", "d.setup", "m.setup"]
     assert events.index("d.prepare_data") < events.index("m.prepare_data") < events.index("c.setup")
     assert "d.on_before_batch_transfer" in events
     assert "m.on_before_batch_transfer" not in events
 
 
-def test_an_exception_is_told_to_callbacks_and_everything_is_torn_down(trainer, callback, events):
+def test_an_exception_is_told_to_callbacks_and_everything_is_torn_down(make_trainer, callback, events):
     class Fails(Classifier):
         def training_step(self, batch, batch_idx):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        trainer(callbacks=[callback]).fit(Fails(), loader())
+        make_trainer(callbacks=[callback]).fit(Fails(), loader())
     assert events[-2:] == ["c.on_exception", "c.teardown"]
 
 
-def test_minus_one_from_on_train_batch_start_skips_the_rest_of_the_epoch(trainer):
+def test_minus_one_from_on_train_batch_start_skips_the_rest_of_the_epoch(make_trainer):
     class Skips(Classifier):
         def on_train_batch_start(self, batch, batch_idx):
             return -1 if batch_idx == 5 else None
 
-    made = trainer(max_epochs=2)
-    made.fit(Skips(), loader())
-    assert (made.global_step, made.current_epoch) == (10, 2)
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(Skips(), loader())
+    assert (trainer.global_step, trainer.current_epoch) == (10, 2)
 
 
-def test_hooks_that_nobody_overrides_are_never_called(trainer, monkeypatch):
+def test_hooks_that_nobody_overrides_are_never_called(make_trainer, monkeypatch):
     """Every default hook is replaced by one that records its call."""
     called = []
     for base in (ModuleHooks, fp.Callback):
@@ -193,7 +193,7 @@ def test_hooks_that_nobody_overrides_are_never_called(trainer, monkeypatch):
         def on_train_start(self, trainer, pl_module):
             pass
 
-    trainer(callbacks=[Quiet()], max_epochs=1, enable_checkpointing=False).fit(Classifier(), loader(), loader(20))
+    make_trainer(callbacks=[Quiet()], max_epochs=1, enable_checkpointing=False).fit(Classifier(), loader(), loader(20))
     assert called == []
 
 
@@ -289,40 +289,42 @@ class Busy(Classifier):
 
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_clip_val": 1.0}, {"precision": "bf16-mixed"}])
-def test_a_hundred_steps_read_from_the_device_twice(settings, trainer):
+def test_a_hundred_steps_read_from_the_device_twice(settings, make_trainer):
     watchers = [fp.EarlyStopping("a", patience=99), fp.LearningRateMonitor(), fp.ModelCheckpoint(save_top_k=0)]
-    made = trainer(max_epochs=1, log_every_n_steps=50, callbacks=watchers, enable_progress_bar=True, **settings)
+    trainer = make_trainer(max_epochs=1, log_every_n_steps=50, callbacks=watchers, enable_progress_bar=True, **settings)
     batches, read_at = list(loader(1100)), []
-    with CountsScalars(made, read_at), CountsLists(made, read_at):
-        made.fit(Busy(), batches)
+    with CountsScalars(trainer, read_at), CountsLists(trainer, read_at):
+        trainer.fit(Busy(), batches)
     inside = {step for step in read_at if 0 < step < 110}
     assert inside == {50, 100}
     assert sum(step == 50 for step in read_at) <= 4
 
 
-def test_accumulation_reads_no_more_often(trainer):
-    made = trainer(max_epochs=1, log_every_n_steps=20, accumulate_grad_batches=2, enable_checkpointing=False)
+def test_accumulation_reads_no_more_often(make_trainer):
+    trainer = make_trainer(max_epochs=1, log_every_n_steps=20, accumulate_grad_batches=2, enable_checkpointing=False)
     batches, read_at = list(loader(1000)), []
-    with CountsScalars(made, read_at), CountsLists(made, read_at):
-        made.fit(Busy(), batches)
+    with CountsScalars(trainer, read_at), CountsLists(trainer, read_at):
+        trainer.fit(Busy(), batches)
     assert {step for step in read_at if 0 < step < 50} == {20, 40}
 
 
-def test_a_hook_that_is_set_in_the_middle_of_fit_takes_effect_with_the_next_call_and_a_warning_says_so(trainer, caplog):
+def test_a_hook_that_is_set_in_the_middle_of_fit_takes_effect_with_the_next_call_and_a_warning_says_so(
+    make_trainer, caplog
+):
     called = []
 
     class Changing(Classifier):
         def on_train_epoch_start(self):
             self.on_train_batch_end = lambda *_: called.append(self.current_epoch)
 
-    module, fitted = Changing(), trainer(max_epochs=2)
+    module, fitted = Changing(), make_trainer(max_epochs=2)
     fitted.fit(module, loader())
     assert called == []
     assert "Changing.on_train_batch_end: set in the middle of trainer.fit(), which looks hooks up once." in caplog.text
 
     caplog.clear()
     del Changing.on_train_epoch_start
-    again = trainer(max_epochs=1)
+    again = make_trainer(max_epochs=1)
     again.fit(module, loader())
     assert called
     assert "in the middle of" not in caplog.text

@@ -133,7 +133,7 @@ def test_a_namespace_is_one_again_after_loading(tmp_path):
     assert Named.load_from_checkpoint(path).hparams == {"conf": argparse.Namespace(inputs=3)}
 
 
-def test_a_data_modules_are_kept_and_build_it_again(trainer, tmp_path):
+def test_a_data_modules_are_kept_and_build_it_again(make_trainer, tmp_path):
     class Data(fp.DataModule):
         def __init__(self, rows: int = 20, seen: int = 0) -> None:
             self.save_hyperparameters()
@@ -148,11 +148,11 @@ def test_a_data_modules_are_kept_and_build_it_again(trainer, tmp_path):
         def load_state_dict(self, state_dict):
             self.seen = state_dict["seen"]
 
-    made = trainer(max_epochs=1)
-    made.fit(Classifier(), datamodule=Data(rows=30))
-    again = Data.load_from_checkpoint(made.checkpoint_callback.last_model_path)
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Classifier(), datamodule=Data(rows=30))
+    again = Data.load_from_checkpoint(trainer.checkpoint_callback.last_model_path)
     assert (again.hparams.rows, again.seen) == (30, 5)
-    assert Data.load_from_checkpoint(made.checkpoint_callback.last_model_path, rows=10).hparams.rows == 10
+    assert Data.load_from_checkpoint(trainer.checkpoint_callback.last_model_path, rows=10).hparams.rows == 10
 
 
 def test_those_that_no_checkpoint_can_hold_are_named():

@@ -78,17 +78,17 @@ def test_a_step_is_seeded_by_its_number_whatever_was_drawn_before():
     assert not torch.equal(torch.rand(3), first)
 
 
-def test_seed_everything_seeds_all_generators_and_later_trainers(trainer):
+def test_seed_everything_seeds_all_generators_and_later_trainers(make_trainer):
     assert fp.seed_everything(12) == 12
     first = draws()
     fp.seed_everything(12)
     assert draws() == first
-    assert trainer(seed=None).seed == 12
+    assert make_trainer(seed=None).seed == 12
     assert fp.seed_everything() == 12
 
 
-def test_without_a_seed_every_trainer_has_one_of_its_own(trainer):
-    assert trainer(seed=None).seed != trainer(seed=None).seed
+def test_without_a_seed_every_trainer_has_one_of_its_own(make_trainer):
+    assert make_trainer(seed=None).seed != make_trainer(seed=None).seed
 
 
 def test_another_kind_of_device_has_its_generator_seeded_kept_and_restored(monkeypatch):

@@ -48,19 +48,19 @@ ENDS = [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)]
 
 
 @pytest.mark.parametrize(("number", "error"), ENDS)
-def test_in_training_the_step_is_finished_and_the_run_saved(number, error, trainer):
-    made = trainer()
+def test_in_training_the_step_is_finished_and_the_run_saved(number, error, make_trainer):
+    trainer = make_trainer()
     with pytest.raises(error) as caught:
-        made.fit(Sends(number, "training", 5), loader(), loader(20))
-    assert made.global_step == 5
-    assert made.interrupted
-    found = checkpoint.newest([made.checkpoint_callback.dirpath])
-    assert checkpoint.read_meta(found)["global_step"] == 5
+        trainer.fit(Sends(number, "training", 5), loader(), loader(20))
+    assert trainer.global_step == 5
+    assert trainer.interrupted
+    newest = checkpoint.newest([trainer.checkpoint_callback.dirpath])
+    assert checkpoint.read_meta(newest)["global_step"] == 5
     if error is SystemExit:
         assert caught.value.code == 143
 
 
-def test_the_status_tells_how_the_last_call_ended(trainer):
+def test_the_status_tells_how_the_last_call_ended(make_trainer):
     seen = []
 
     class Fails(Classifier):
@@ -74,52 +74,52 @@ def test_the_status_tells_how_the_last_call_ended(trainer):
         def on_exception(self, trainer, pl_module, exception):
             seen.append((trainer.status, trainer.interrupted))
 
-    made = trainer(callbacks=[Sees()])
-    assert (made.status, made.interrupted) == ("initializing", False)
+    trainer = make_trainer(callbacks=[Sees()])
+    assert (trainer.status, trainer.interrupted) == ("initializing", False)
     with pytest.raises(KeyboardInterrupt):
-        made.fit(Fails(), loader())
+        trainer.fit(Fails(), loader())
     assert seen == [("running", False), ("interrupted", True)]
-    made.validate(Classifier(), loader())
-    assert (made.status, made.interrupted) == ("finished", False)
+    trainer.validate(Classifier(), loader())
+    assert (trainer.status, trainer.interrupted) == ("finished", False)
 
 
 @pytest.mark.parametrize(("number", "error"), ENDS)
-def test_in_validation_the_run_ends_before_the_next_batch_and_is_saved(number, error, trainer):
-    made = trainer(num_sanity_val_steps=0)
+def test_in_validation_the_run_ends_before_the_next_batch_and_is_saved(number, error, make_trainer):
+    trainer = make_trainer(num_sanity_val_steps=0)
     model = Sends(number, "validation", 2)
     with pytest.raises(error):
-        made.fit(model, loader(), loader(60))
+        trainer.fit(model, loader(), loader(60))
     assert model.calls == 2
-    found = checkpoint.newest([made.checkpoint_callback.dirpath])
-    assert checkpoint.read_meta(found)["global_step"] == 12
-    again = trainer()
+    newest = checkpoint.newest([trainer.checkpoint_callback.dirpath])
+    assert checkpoint.read_meta(newest)["global_step"] == 12
+    again = make_trainer()
     again.fit(Classifier(), loader(), loader(60), ckpt_path="last")
     assert again.global_step == 24
 
 
 @pytest.mark.parametrize(("number", "error"), ENDS)
-def test_a_prediction_ends_too(number, error, trainer, tmp_path):
+def test_a_prediction_ends_too(number, error, make_trainer, tmp_path):
     model = Sends(number, "predict", 2)
     with pytest.raises(error):
-        trainer().predict(model, loader(60), output=tmp_path / "out")
+        make_trainer().predict(model, loader(60), output=tmp_path / "out")
     assert model.calls == 2
     assert not (tmp_path / "out").exists()
 
 
-def test_a_second_interrupt_ends_at_once(trainer):
+def test_a_second_interrupt_ends_at_once(make_trainer):
     class Impatient(Classifier):
         def training_step(self, batch, batch_idx):
             send(signal.SIGINT)
             send(signal.SIGINT)
             raise AssertionError("it went on")
 
-    made = trainer()
+    trainer = make_trainer()
     with pytest.raises(KeyboardInterrupt):
-        made.fit(Impatient(), loader())
-    assert made.global_step == 0
+        trainer.fit(Impatient(), loader())
+    assert trainer.global_step == 0
 
 
-def test_loggers_learn_that_the_run_was_interrupted(trainer):
+def test_loggers_learn_that_the_run_was_interrupted(make_trainer):
     class Hears(fp.Logger):
         status = ""
 
@@ -128,15 +128,15 @@ def test_loggers_learn_that_the_run_was_interrupted(trainer):
 
     logger = Hears()
     with pytest.raises(SystemExit):
-        trainer(logger=logger).fit(Sends(signal.SIGTERM, "training", 1), loader())
+        make_trainer(logger=logger).fit(Sends(signal.SIGTERM, "training", 1), loader())
     assert logger.status == "interrupted"
 
 
-def test_the_handlers_from_before_are_put_back(trainer):
+def test_the_handlers_from_before_are_put_back(make_trainer):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    trainer(max_epochs=1).fit(Classifier(), loader())
+    make_trainer(max_epochs=1).fit(Classifier(), loader())
     with pytest.raises(SystemExit):
-        trainer(max_epochs=1).fit(Sends(signal.SIGTERM, "training", 1), loader())
+        make_trainer(max_epochs=1).fit(Sends(signal.SIGTERM, "training", 1), loader())
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 

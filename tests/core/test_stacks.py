@@ -137,9 +137,9 @@ def test_a_forked_child_answers_for_itself(start: Start) -> None:
 
 def test_a_process_without_a_handler_survives_the_question() -> None:
     with subprocess.Popen(["sleep", "300"]) as process:
-        found = asked(process.pid)
+        answer = asked(process.pid)
         os.kill(process.pid, answering.SIGNAL)  # not even this ends it
-        assert (found.source, found.state, found.threads) == ("", "asleep", ())
+        assert (answer.source, answer.state, answer.threads) == ("", "asleep", ())
         assert process.poll() is None
         process.kill()
     assert asked(process.pid).state == "ended"
@@ -283,9 +283,9 @@ def test_many_may_ask_at_once_for_replies_and_for_stacks(start: Start) -> None:
 
     def look() -> None:
         for _ in range(10):
-            found = asked(pid)
-            if found.source != "answer" or found.main[0].function != "hang":
-                failures.append(found)
+            answer = asked(pid)
+            if answer.source != "answer" or answer.main[0].function != "hang":
+                failures.append(answer)
 
     def noted(call: Callable[..., None], *arguments: int) -> None:
         try:

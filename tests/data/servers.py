@@ -71,9 +71,9 @@ class Proxy:
     def answer(self, request: BaseHTTPRequestHandler, host: str) -> None:
         """Answer one request."""
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
         how = None
-        if found and request.command == "GET":
+        if match and request.command == "GET":
             with self._lock:
                 how, self._gets = self.fail(self._gets), self._gets + 1
         if how == "busy":
@@ -97,7 +97,7 @@ class Proxy:
             request.close_connection = True
             return
         # Count before the client has the response, since the test may look then.
-        if found and request.command == "GET":
+        if match and request.command == "GET":
             with self._lock:
-                self.reads.append((request.path.partition("?")[0], int(found[1]), int(found[2])))
+                self.reads.append((request.path.partition("?")[0], int(match[1]), int(match[2])))
         request.wfile.write(data)

@@ -548,7 +548,7 @@ def test_max_steps_and_limits_end_a_run_over_an_endless_sampler(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
-def test_workers_that_persist_between_epochs_end_with_the_call(kind, trainer):
+def test_workers_that_persist_between_epochs_end_with_the_call(kind, make_trainer):
     class Workers(fp.Callback):
         def __init__(self) -> None:
             self.seen: set[int] = set()
@@ -563,7 +563,7 @@ def test_workers_that_persist_between_epochs_end_with_the_call(kind, trainer):
     before = set(multiprocessing.active_children())
     loader = DataLoader(dataset(40) if kind == "map" else Pairs(), 10, num_workers=1, persistent_workers=True)
     workers = Workers()
-    training = trainer(max_epochs=2, callbacks=[workers])
+    training = make_trainer(max_epochs=2, callbacks=[workers])
     training.fit(Classifier(), loader, loader)
     # One worker trains and one validates, the same in both epochs.
     assert len(workers.seen) == 2
@@ -573,7 +573,7 @@ def test_workers_that_persist_between_epochs_end_with_the_call(kind, trainer):
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_validation_in_mid_epoch_on_the_training_loader_leaves_its_persistent_workers_alone(trainer):
+def test_validation_in_mid_epoch_on_the_training_loader_leaves_its_persistent_workers_alone(make_trainer):
     class Pairs(IterableDataset):
         def __iter__(self):
             return iter(dataset(80))
@@ -589,6 +589,6 @@ def test_validation_in_mid_epoch_on_the_training_loader_leaves_its_persistent_wo
 
     loader = DataLoader(Pairs(), 10, num_workers=1, persistent_workers=True)
     model = Counts()
-    trainer(max_epochs=2, val_check_interval=3).fit(model, loader, loader)
+    make_trainer(max_epochs=2, val_check_interval=3).fit(model, loader, loader)
     rows = dataset(80).tensors[0][:, 0].tolist()
     assert model.seen == rows + rows

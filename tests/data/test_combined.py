@@ -176,7 +176,7 @@ class Stops(fp.Callback):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_on_several_loaders_resumes_bit_for_bit_in_the_middle_of_an_epoch(trainer: Any, mode: Any) -> None:
+def test_a_run_on_several_loaders_resumes_bit_for_bit_in_the_middle_of_an_epoch(make_trainer: Any, mode: Any) -> None:
     table = fp.Table({"x": [float(row) for row in range(14)]})
 
     class Rows(Sums):
@@ -192,15 +192,15 @@ def test_a_run_on_several_loaders_resumes_bit_for_bit_in_the_middle_of_an_epoch(
         return CombinedLoader(several, mode)
 
     first = Rows()
-    trainer(max_epochs=2, callbacks=[Stops(6)]).fit(first, data())
-    training = trainer(max_epochs=2)
+    make_trainer(max_epochs=2, callbacks=[Stops(6)]).fit(first, data())
+    training = make_trainer(max_epochs=2)
     second = Rows()
     training.fit(second, data(), ckpt_path=training.run_dir / "cut.ckpt")
     assert first.seen[6:] == second.seen
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
-def test_a_batch_that_failed_comes_again_from_each_loader(trainer: Any) -> None:
+def test_a_batch_that_failed_comes_again_from_each_loader(make_trainer: Any) -> None:
     class Fails(Sums):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if len(self.seen) == 5 and failing:
@@ -210,9 +210,9 @@ def test_a_batch_that_failed_comes_again_from_each_loader(trainer: Any) -> None:
     data = {"a": numbers(2), "b": numbers(7)}
     failing = False
     whole = Fails()
-    trainer(max_epochs=2).fit(whole, data)
+    make_trainer(max_epochs=2).fit(whole, data)
     failing, cut = True, Fails()
-    training = trainer(max_epochs=2)
+    training = make_trainer(max_epochs=2)
     with pytest.raises(RuntimeError, match="a machine fails"):
         training.fit(cut, data)
     failing, rest = False, Fails()
@@ -220,26 +220,26 @@ def test_a_batch_that_failed_comes_again_from_each_loader(trainer: Any) -> None:
     assert cut.seen + rest.seen == whole.seen
 
 
-def test_evaluation_takes_the_loaders_of_a_dict_one_after_another(trainer: Any) -> None:
+def test_evaluation_takes_the_loaders_of_a_dict_one_after_another(make_trainer: Any) -> None:
     module = Sums()
-    results = trainer().validate(module, {"a": numbers(2, 2, False), "b": [numbers(3, 3, False)]}, verbose=False)
+    results = make_trainer().validate(module, {"a": numbers(2, 2, False), "b": [numbers(3, 3, False)]}, verbose=False)
     assert results == [{"rows/dataloader_idx_0": 2.0}, {"rows/dataloader_idx_1": 3.0}]
     assert module.seen == [(0, [[0, 1]]), (1, [[0, 1, 2]])]
 
 
-def test_evaluation_takes_combined_batches_of_a_combined_loader(trainer: Any) -> None:
+def test_evaluation_takes_combined_batches_of_a_combined_loader(make_trainer: Any) -> None:
     class Notes(Sums):
         def validation_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
             self.seen.append(plain(batch))
 
     module = Notes()
-    trainer().validate(module, CombinedLoader({"a": numbers(1), "b": numbers(2, shuffle=False)}, "max_size"))
+    make_trainer().validate(module, CombinedLoader({"a": numbers(1), "b": numbers(2, shuffle=False)}, "max_size"))
     assert module.seen == [{"a": [[0]], "b": [[0]]}, {"a": None, "b": [[1]]}]
 
 
-def test_another_combination_is_refused_when_resuming(trainer: Any) -> None:
-    training = trainer(max_epochs=1)
+def test_another_combination_is_refused_when_resuming(make_trainer: Any) -> None:
+    training = make_trainer(max_epochs=1)
     training.fit(Sums(), {"a": numbers(2)})
     path = checkpoint.newest([training.checkpoint_dir])
     with pytest.raises(fp.CheckpointError, match=r"made with 1 combined loader\(s\) \(mode=max_size_cycle\)"):
-        trainer(max_epochs=2).fit(Sums(), {"a": numbers(2), "b": numbers(2)}, ckpt_path=path)
+        make_trainer(max_epochs=2).fit(Sums(), {"a": numbers(2), "b": numbers(2)}, ckpt_path=path)

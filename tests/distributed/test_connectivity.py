@@ -70,21 +70,21 @@ def test_ranks_that_reach_each_other_go_on(stores):
 def test_a_closed_port_is_an_error_on_all_ranks(stores):
     with a_port(1) as port:
         pass  # nobody listens there any more
-    found = outcomes([stores[0], Behind(stores[1], port), stores[2]])
-    assert len(set(found)) == 1
-    assert found[0].startswith(
+    results = outcomes([stores[0], Behind(stores[1], port), stores[2]])
+    assert len(set(results)) == 1
+    assert results[0].startswith(
         f"Rank 0 on {socket.gethostname()} can't connect to rank 1 on {socket.gethostname()}, at "
     )
-    assert f"127.0.0.1 port {port}: Connection refused. " in found[0]
-    assert "firewalls" in found[0]
+    assert f"127.0.0.1 port {port}: Connection refused. " in results[0]
+    assert "firewalls" in results[0]
 
 
 def test_a_port_that_never_answers_is_an_error_after_a_while(stores, monkeypatch):
     monkeypatch.setattr(connectivity, "CONNECT_S", 1.0)
     with a_port(8) as port:  # connected, and silent
-        found = outcomes([stores[0], Behind(stores[1], port), stores[2]])
-    assert len(set(found)) == 1
-    assert f"port {port}: no answer within 1 s." in found[0]
+        results = outcomes([stores[0], Behind(stores[1], port), stores[2]])
+    assert len(set(results)) == 1
+    assert f"port {port}: no answer within 1 s." in results[0]
 
 
 def test_a_rank_whose_address_is_unknown_is_not_tried(stores):

@@ -215,9 +215,9 @@ def test_an_optimizer_that_decides_by_the_loss_decides_the_same_on_all_ranks(mod
 
 def test_three_ranks_do_too(tmp_path):
     alone = train(tmp_path / "alone", 12, Plain, 50)
-    found = ranks.run(lambda: train(tmp_path / "three", 4, Plain, 50), 3)
-    same(alone["weights"], found[2]["weights"])
-    assert found[0]["metrics"] | {"train_loss": 0, "train_loss_step": 0} == found[2]["metrics"] | {
+    of_ranks = ranks.run(lambda: train(tmp_path / "three", 4, Plain, 50), 3)
+    same(alone["weights"], of_ranks[2]["weights"])
+    assert of_ranks[0]["metrics"] | {"train_loss": 0, "train_loss_step": 0} == of_ranks[2]["metrics"] | {
         "train_loss": 0,
         "train_loss_step": 0,
     }
@@ -328,8 +328,8 @@ def failure(root, **settings: Any) -> str:
 def test_parameters_that_nothing_depends_on_are_explained_or_looked_for(tmp_path):
     for said in ranks.run(lambda: failure(tmp_path / "a"), 2):
         assert "ddp_find_unused_parameters_true" in said
-    found = ranks.run(lambda: failure(tmp_path / "b", strategy="ddp_find_unused_parameters_true"), 2)
-    assert found == ["none", "none"]
+    of_ranks = ranks.run(lambda: failure(tmp_path / "b", strategy="ddp_find_unused_parameters_true"), 2)
+    assert of_ranks == ["none", "none"]
 
 
 def test_by_hand_a_gradient_that_some_ranks_lack_counts_as_zero_there(tmp_path):

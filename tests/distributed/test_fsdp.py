@@ -97,8 +97,8 @@ def test_a_sharded_model_learns_what_a_whole_one_learns(tmp_path):
 def test_a_checkpoint_of_a_sharded_model_is_one_of_the_whole_model(tmp_path):
     whole = ranks.run(lambda: train(tmp_path / "whole", 8, 4), 2)
     ranks.run(lambda: train(tmp_path / "cut", 8, 2), 2)
-    found = checkpoint.newest([tmp_path / "cut" / "checkpoints"])
-    Deep().load_state_dict(checkpoint.load(found)["state_dict"])
+    newest = checkpoint.newest([tmp_path / "cut" / "checkpoints"])
+    Deep().load_state_dict(checkpoint.load(newest)["state_dict"])
 
     rest = ranks.run(lambda: train(tmp_path / "cut", 8, 4, ckpt_path="last"), 2)
     for name, value in whole[0]["weights"].items():

@@ -173,8 +173,8 @@ def test_load_from_checkpoint_makes_the_layers_of_configure_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_on_the_meta_device_gets_the_weights_that_other_processes_have_trained(trainer):
-    model, made = OnMeta(), trainer(devices=2, strategy="fsdp", max_epochs=1)
+def test_a_model_on_the_meta_device_gets_the_weights_that_other_processes_have_trained(make_trainer):
+    model, made = OnMeta(), make_trainer(devices=2, strategy="fsdp", max_epochs=1)
     made.fit(model, DataLoader(dataset(48), 8))
     assert not on_meta(model)
     saved = checkpoint.load(checkpoint.newest([made.checkpoint_dir]))["state_dict"]

@@ -326,8 +326,8 @@ def test_a_run_goes_on_in_mid_window_with_another_number_of_ranks(before, after,
 
     whole = run(tmp_path / "whole", 16, cut=False)
     ranks.run(lambda: run(tmp_path / "cut", 16 // before, cut=True), before)
-    found = ranks.run(lambda: run(tmp_path / "rest", 16 // before, False, tmp_path / "cut" / "cut.ckpt"), after)
-    for one in found:
+    of_ranks = ranks.run(lambda: run(tmp_path / "rest", 16 // before, False, tmp_path / "cut" / "cut.ckpt"), after)
+    for one in of_ranks:
         same(whole[0], one[0])
         assert one[1] == pytest.approx(whole[1], rel=1e-4)
         assert one[2] == whole[2]

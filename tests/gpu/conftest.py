@@ -15,7 +15,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 @pytest.fixture
-def trainer(tmp_path: Path):
+def make_trainer(tmp_path: Path):
     """A function that makes quiet trainers on the first GPU, all in one run directory."""
 
     def make(**kwargs: Any) -> fp.Trainer:

@@ -42,20 +42,20 @@ class Where(Classifier):
 
 
 @pytest.mark.parametrize(("first", "then"), [("cuda", "cpu"), ("cpu", "cuda")])
-def test_a_checkpoint_continues_on_another_kind_of_device(first, then, trainer):
+def test_a_checkpoint_continues_on_another_kind_of_device(first, then, make_trainer):
     saver = fp.ModelCheckpoint(every_n_train_steps=5)
-    trainer(accelerator=first, max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
+    make_trainer(accelerator=first, max_epochs=1, callbacks=[saver]).fit(Classifier(), loader())
     state = checkpoint.load(saver.last_model_path)
     assert all(not tensor.is_cuda for tensor in state["state_dict"].values())
-    where, runner = Where(), trainer(accelerator=then)
+    where, runner = Where(), make_trainer(accelerator=then)
     runner.fit(where, loader(), ckpt_path="last")
     assert where.trained_on == {then}
     assert runner.global_step == 24
 
 
-def test_after_a_call_module_optimizer_and_predictions_are_on_the_cpu(trainer):
+def test_after_a_call_module_optimizer_and_predictions_are_on_the_cpu(make_trainer):
     """As in Lightning, whose programs go on with `module(x)`."""
-    runner, module = trainer(), Where()
+    runner, module = make_trainer(), Where()
     runner.fit(module, loader())
     assert module.trained_on == {"cuda"}
     state = [value for state in runner.optimizers[0].state.values() for value in state.values()]
@@ -89,9 +89,9 @@ def test_a_process_that_was_forked_by_the_supervisor_can_use_the_device():
     assert launch(train_on_cuda, world_size=1, preload=("footplate.training.trainer",)) > 0
 
 
-def test_all_devices_train_together(trainer):
+def test_all_devices_train_together(make_trainer):
     """NCCL; with a single GPU, a world of one."""
-    runner = trainer(devices=torch.cuda.device_count(), max_epochs=1)
+    runner = make_trainer(devices=torch.cuda.device_count(), max_epochs=1)
     runner.fit(Classifier(), loader())
     assert runner.global_step == 12 // torch.cuda.device_count() + (12 % torch.cuda.device_count() > 0)
 
@@ -105,7 +105,7 @@ def test_a_copy_to_the_cpu_is_complete_when_it_is_read():
         assert bool((found == 1).all())
 
 
-def test_the_trainers_device_is_that_of_the_process(trainer):
+def test_the_trainers_device_is_that_of_the_process(make_trainer):
     last = torch.cuda.device_count() - 1
 
     class Looks(Classifier):
@@ -114,7 +114,7 @@ def test_the_trainers_device_is_that_of_the_process(trainer):
             return super().training_step(batch, batch_idx)
 
     try:
-        trainer(devices=[last], max_epochs=1).fit(Looks(), loader())
+        make_trainer(devices=[last], max_epochs=1).fit(Looks(), loader())
         assert torch.cuda.current_device() == last
     finally:
         torch.cuda.set_device(0)
@@ -137,14 +137,14 @@ class DrawsInValidation(Classifier):
         self.drawn[self.trainer.progress.batches] = float(torch.rand((), device=self.device))
 
 
-def test_a_validation_that_is_repeated_draws_the_same_on_the_device(trainer, tmp_path):
+def test_a_validation_that_is_repeated_draws_the_same_on_the_device(make_trainer, tmp_path):
     whole, cut, again = DrawsInValidation(), DrawsInValidation(), DrawsInValidation()
     settings = {"val_check_interval": 6, "num_sanity_val_steps": 0, "max_epochs": 1}
-    trainer(**settings, default_root_dir=tmp_path / "whole").fit(whole, loader(), loader(10))
+    make_trainer(**settings, default_root_dir=tmp_path / "whole").fit(whole, loader(), loader(10))
     cut.stops_at = 6
     with pytest.raises(OSError, match="gone"):
-        trainer(**settings).fit(cut, loader(), loader(10))
-    trainer(**settings).fit(again, loader(), loader(10), ckpt_path="last")
+        make_trainer(**settings).fit(cut, loader(), loader(10))
+    make_trainer(**settings).fit(again, loader(), loader(10), ckpt_path="last")
     assert again.drawn == whole.drawn
 
 

@@ -40,23 +40,23 @@ def _looks_often(monkeypatch):
 
 
 @pytest.mark.alone
-def test_a_model_that_is_too_small_for_the_gpu_is_told_so(trainer):
-    made = trainer(max_time="00:00:00:03", max_epochs=-1, enable_checkpointing=False)
-    made.fit(Classifier(), loader())
-    assert made.monitor.evidence.launching > 0.5
-    assert "small_for_gpu" in {advice.rule for advice in made.monitor.advice}
+def test_a_model_that_is_too_small_for_the_gpu_is_told_so(make_trainer):
+    trainer = make_trainer(max_time="00:00:00:03", max_epochs=-1, enable_checkpointing=False)
+    trainer.fit(Classifier(), loader())
+    assert trainer.monitor.evidence.launching > 0.5
+    assert "small_for_gpu" in {advice.rule for advice in trainer.monitor.advice}
 
 
 @pytest.mark.alone
-def test_a_large_model_keeps_the_gpu_busy_and_has_a_share_of_its_peak(trainer, tmp_path):
+def test_a_large_model_keeps_the_gpu_busy_and_has_a_share_of_its_peak(make_trainer, tmp_path):
     data = DataLoader(TensorDataset(torch.randn(ROWS * 4, WIDTH)), ROWS)
-    made = trainer(
+    trainer = make_trainer(
         max_time="00:00:00:05", max_epochs=-1, enable_checkpointing=False, deterministic=False, logger=fp.CSV()
     )
-    made.fit(Large(), data)
-    evidence = made.monitor.evidence
+    trainer.fit(Large(), data)
+    evidence = trainer.monitor.evidence
     assert evidence.launching < 0.5
-    assert "small_for_gpu" not in {advice.rule for advice in made.monitor.advice}
+    assert "small_for_gpu" not in {advice.rule for advice in trainer.monitor.advice}
     assert all(evidence.share(phase) > 0 for phase in ("forward", "backward", "optimizer"))
     # A backward pass has twice the products of a forward pass, but for the first layer's.
     assert evidence.flops == pytest.approx(3 * 10 * 2 * ROWS * WIDTH**2, rel=0.1)

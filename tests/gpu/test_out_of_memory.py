@@ -40,10 +40,10 @@ def _little_memory() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_the_batch_that_the_error_names_fits(trainer):
+def test_the_batch_that_the_error_names_fits(make_trainer):
     settings = {"max_steps": 3, "enable_checkpointing": False, "deterministic": False}
     with pytest.raises(torch.OutOfMemoryError) as found:
-        trainer(**settings).fit(Wide(), [torch.randn(4 * ROWS, WIDTH)] * 6)
+        make_trainer(**settings).fit(Wide(), [torch.randn(4 * ROWS, WIDTH)] * 6)
     note = found.value.__notes__[0]
     del found
     print(note)
@@ -56,7 +56,7 @@ def test_the_batch_that_the_error_names_fits(trainer):
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    trainer(**settings, accumulate_grad_batches=parts).fit(Wide(), [torch.randn(rows, WIDTH)] * (3 * parts))
+    make_trainer(**settings, accumulate_grad_batches=parts).fit(Wide(), [torch.randn(rows, WIDTH)] * (3 * parts))
     estimated = re.search(r"needs about ([\d.]+) GiB", note)
     assert estimated is not None
     measured = torch.cuda.max_memory_allocated()

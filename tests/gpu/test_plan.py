@@ -71,7 +71,7 @@ WORKSPACES = {(convolutions, "32"): 0.4, (convolutions, "bf16"): 0.4}
 
 @pytest.mark.parametrize("precision", ["32", "bf16"])
 @pytest.mark.parametrize("make", [convolutions, products, attention])
-def test_memory_is_foretold_and_no_step_is_faster_than_the_least(make, precision, trainer):
+def test_memory_is_foretold_and_no_step_is_faster_than_the_least(make, precision, make_trainer):
     net, inputs = make()
     with torch.no_grad():
         shape = net(inputs[:1]).shape
@@ -81,7 +81,7 @@ def test_memory_is_foretold_and_no_step_is_faster_than_the_least(make, precision
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    runner = trainer(
+    runner = make_trainer(
         max_epochs=1, precision={"bf16": "bf16-mixed"}.get(precision, precision), deterministic=False, callbacks=[clock]
     )
     runner.fit(Supervised(net), [batch] * STEPS)

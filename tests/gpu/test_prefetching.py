@@ -27,10 +27,10 @@ class AtTheStep(CUDA):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("source", LOADERS)
-def test_losses_and_weights_are_bit_for_bit_those_of_copies_at_the_step(source, setting, trainer, tmp_path):
+def test_losses_and_weights_are_bit_for_bit_those_of_copies_at_the_step(source, setting, make_trainer, tmp_path):
     data, settings = LOADERS[source], SETTINGS[setting]
-    seen, weights, _ = fit(trainer, tmp_path / "at the step", data(), AtTheStep(), **settings)
-    ahead, weights_ahead, made = fit(trainer, tmp_path / "ahead", data(), CUDA(), **settings)
+    seen, weights, _ = fit(make_trainer, tmp_path / "at the step", data(), AtTheStep(), **settings)
+    ahead, weights_ahead, made = fit(make_trainer, tmp_path / "ahead", data(), CUDA(), **settings)
     assert ahead == seen
     assert all(torch.equal(value, weights_ahead[name]) for name, value in weights.items())
     assert made.run.loop.source is not made.run.loop.loader
@@ -120,7 +120,7 @@ def test_copies_go_on_beside_the_work():
 
 
 @pytest.mark.parametrize(("work_s", "batch_s", "least", "most"), [(0.02, 0.01, 0.0, 0.2), (0.001, 0.02, 0.7, 1.0)])
-def test_waiting_counts_only_while_the_gpu_has_nothing_to_do(work_s, batch_s, least, most, trainer):
+def test_waiting_counts_only_while_the_gpu_has_nothing_to_do(work_s, batch_s, least, most, make_trainer):
     class Works(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             torch.cuda._sleep(int(work_s * rate))
@@ -133,6 +133,8 @@ def test_waiting_counts_only_while_the_gpu_has_nothing_to_do(work_s, batch_s, le
                 yield batch
 
     rate = cycles_per_second()
-    made = trainer(max_epochs=1, callbacks=fp.DataWaitMonitor(), enable_checkpointing=False, log_every_n_steps=30)
-    made.fit(Works(), Slow())
-    assert least <= float(made.callback_metrics["data_wait"]) <= most
+    trainer = make_trainer(
+        max_epochs=1, callbacks=fp.DataWaitMonitor(), enable_checkpointing=False, log_every_n_steps=30
+    )
+    trainer.fit(Works(), Slow())
+    assert least <= float(trainer.callback_metrics["data_wait"]) <= most

@@ -35,15 +35,15 @@ class Blocks(fp.Module):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-def trained(trainer: Any, model: Any = None, **settings: Any) -> tuple[dict[str, torch.Tensor], Any]:
+def trained(make_trainer: Any, model: Any = None, **settings: Any) -> tuple[dict[str, torch.Tensor], Any]:
     torch.manual_seed(0)
     model = model or Blocks()
-    made = trainer(**{"max_epochs": 2, **settings})
-    made.fit(model, DataLoader(dataset(64), 16), DataLoader(dataset(32), 16))
-    state = made.parallel.state_dict(model)
-    if made.parallel.sharded:
-        state = made.parallel.whole(state)
-    return {name: value.cpu() for name, value in state.items()}, made
+    trainer = make_trainer(**{"max_epochs": 2, **settings})
+    trainer.fit(model, DataLoader(dataset(64), 16), DataLoader(dataset(32), 16))
+    state = trainer.parallel.state_dict(model)
+    if trainer.parallel.sharded:
+        state = trainer.parallel.whole(state)
+    return {name: value.cpu() for name, value in state.items()}, trainer
 
 
 OPTIONS = {
@@ -55,42 +55,44 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_each_option_learns_what_a_whole_model_learns(trainer, name):
-    whole, _ = trained(trainer, gradient_clip_val=0.5)
-    found, _ = trained(trainer, gradient_clip_val=0.5, strategy=fp.FSDPStrategy(**OPTIONS[name]))
+def test_each_option_learns_what_a_whole_model_learns(make_trainer, name):
+    whole, _ = trained(make_trainer, gradient_clip_val=0.5)
+    found, _ = trained(make_trainer, gradient_clip_val=0.5, strategy=fp.FSDPStrategy(**OPTIONS[name]))
     for key, value in whole.items():
         torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
 
 
-def test_weights_are_gathered_in_bfloat16(trainer):
-    whole, _ = trained(trainer, precision="bf16-mixed")
-    found, made = trained(trainer, precision="bf16-mixed", strategy=fp.FSDPStrategy({Block}))
+def test_weights_are_gathered_in_bfloat16(make_trainer):
+    whole, _ = trained(make_trainer, precision="bf16-mixed")
+    found, made = trained(make_trainer, precision="bf16-mixed", strategy=fp.FSDPStrategy({Block}))
     assert all(value.dtype == torch.float32 for value in found.values())
     assert made.callback_metrics["val_loss"].isfinite()
     for key, value in whole.items():
         torch.testing.assert_close(found[key], value, rtol=0.1, atol=0.03)
 
 
-def test_a_model_from_the_meta_device_resumes_bit_for_bit(trainer, tmp_path):
+def test_a_model_from_the_meta_device_resumes_bit_for_bit(make_trainer, tmp_path):
     strategy = fp.FSDPStrategy({Block})
-    whole, _ = trained(trainer, Blocks("meta"), strategy=strategy, max_epochs=4, default_root_dir=tmp_path / "whole")
-    trained(trainer, Blocks("meta"), strategy=strategy, max_epochs=2, default_root_dir=tmp_path / "cut")
-    made = trainer(max_epochs=4, strategy=strategy, default_root_dir=tmp_path / "cut")
+    whole, _ = trained(
+        make_trainer, Blocks("meta"), strategy=strategy, max_epochs=4, default_root_dir=tmp_path / "whole"
+    )
+    trained(make_trainer, Blocks("meta"), strategy=strategy, max_epochs=2, default_root_dir=tmp_path / "cut")
+    trainer = make_trainer(max_epochs=4, strategy=strategy, default_root_dir=tmp_path / "cut")
     model = Blocks("meta")
-    made.fit(model, DataLoader(dataset(64), 16), DataLoader(dataset(32), 16), ckpt_path="last")
-    found = made.parallel.whole(made.parallel.state_dict(model))
+    trainer.fit(model, DataLoader(dataset(64), 16), DataLoader(dataset(32), 16), ckpt_path="last")
+    found = trainer.parallel.whole(trainer.parallel.state_dict(model))
     for key, value in whole.items():
         assert torch.equal(found[key].cpu(), value), key
 
 
-def test_compiled_layers_of_a_sharded_model(trainer):
-    whole, _ = trained(trainer)
-    found, _ = trained(trainer, strategy=fp.FSDPStrategy({Block}), compile=True)
+def test_compiled_layers_of_a_sharded_model(make_trainer):
+    whole, _ = trained(make_trainer)
+    found, _ = trained(make_trainer, strategy=fp.FSDPStrategy({Block}), compile=True)
     for key, value in whole.items():
         torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-3)
 
 
-def test_a_llama_of_transformers_trains_from_the_meta_device(trainer):
+def test_a_llama_of_transformers_trains_from_the_meta_device(make_trainer):
     transformers = pytest.importorskip("transformers")
     sizes: dict[str, int] = {
         "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -112,9 +114,9 @@ def test_a_llama_of_transformers_trains_from_the_meta_device(trainer):
             return torch.optim.AdamW(self.parameters(), lr=1e-3, fused=True)
 
     words = torch.arange(64).remainder(7).repeat(8, 1)
-    made = trainer(
+    trainer = make_trainer(
         strategy=fp.FSDPStrategy({"LlamaDecoderLayer"}, {"LlamaDecoderLayer"}), precision="bf16-mixed", max_epochs=1,
         deterministic=None,
     )  # fmt: skip
-    made.fit(Llama(), [words] * 40)
-    assert float(made.callback_metrics["train_loss"]) < 2.0
+    trainer.fit(Llama(), [words] * 40)
+    assert float(trainer.callback_metrics["train_loss"]) < 2.0

@@ -67,47 +67,47 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_optimizer_that_counts_on_the_gpu_is_replayed(trainer, graphs, name):
-    alike(trainer, graphs, lambda: Logs(OPTIMIZERS[name]), rtol=1e-2)
+def test_each_optimizer_that_counts_on_the_gpu_is_replayed(make_trainer, graphs, name):
+    alike(make_trainer, graphs, lambda: Logs(OPTIMIZERS[name]), rtol=1e-2)
     assert graphs.replays == 33
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
-def test_a_fused_optimizer_makes_the_same_bits_as_in_the_eager_step(trainer, graphs, name):
+def test_a_fused_optimizer_makes_the_same_bits_as_in_the_eager_step(make_trainer, graphs, name):
     def module():
         return Logs(lambda parameters, lr: OPTIMIZERS[name](parameters, lr=lr, fused=True))
 
-    eager, _, _ = train(trainer, module)
-    found, _, _ = train(trainer, module, compile="cudagraphs")
+    eager, _, _ = train(make_trainer, module)
+    found, _, _ = train(make_trainer, module, compile="cudagraphs")
     torch.testing.assert_close(found, eager, rtol=0.0, atol=0.0)
     assert graphs.replays == 33
 
 
-def test_an_optimizer_that_reads_its_count_is_not(trainer, graphs, caplog):
-    alike(trainer, graphs, lambda: Logs(torch.optim.Adafactor), rtol=1e-2)
+def test_an_optimizer_that_reads_its_count_is_not(make_trainer, graphs, caplog):
+    alike(make_trainer, graphs, lambda: Logs(torch.optim.Adafactor), rtol=1e-2)
     assert graphs.replays == 0
     assert "the step of Adafactor is not one program on the GPU" in caplog.text
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("name", ["step", "cudagraphs"])
-def test_in_a_precision_of_16_bits(trainer, monkeypatch, graphs, precision, name):
+def test_in_a_precision_of_16_bits(make_trainer, monkeypatch, graphs, precision, name):
     monkeypatch.setitem(compiled_step.BACKENDS, "step", "inductor")
-    eager, _, _ = train(trainer, lambda: Plain(torch.optim.SGD), precision=precision)
-    found, _, _ = train(trainer, lambda: Plain(torch.optim.SGD), precision=precision, compile=name)
+    eager, _, _ = train(make_trainer, lambda: Plain(torch.optim.SGD), precision=precision)
+    found, _, _ = train(make_trainer, lambda: Plain(torch.optim.SGD), precision=precision, compile=name)
     torch.testing.assert_close(found, eager, rtol=0.05, atol=0.02)
     assert (graphs.captured, graphs.replays) == (1, 33)
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
 @pytest.mark.parametrize("fused", [False, True])
-def test_compiled_for_real(trainer, monkeypatch, graphs, fused, clip):
+def test_compiled_for_real(make_trainer, monkeypatch, graphs, fused, clip):
     monkeypatch.setitem(compiled_step.BACKENDS, "step", "inductor")
 
     def module():
         return Plain(lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=fused))
 
-    alike(trainer, graphs, module, rtol=1e-3, gradient_clip_val=clip)
+    alike(make_trainer, graphs, module, rtol=1e-3, gradient_clip_val=clip)
     assert (graphs.captured, graphs.replays) == (1, 33)
 
 
@@ -119,38 +119,38 @@ class Plain(Logs):
         self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
 
 
-def test_dropout_draws_what_the_eager_step_draws(trainer, graphs):
+def test_dropout_draws_what_the_eager_step_draws(make_trainer, graphs):
     """The same seed before each step, and the same kernels."""
-    alike(trainer, graphs, lambda: Logs(torch.optim.SGD), rtol=1e-5)
+    alike(make_trainer, graphs, lambda: Logs(torch.optim.SGD), rtol=1e-5)
 
 
 @pytest.mark.parametrize("then", ["cpu", "cuda"])
-def test_a_checkpoint_goes_on_without_graphs(trainer, graphs, then):
+def test_a_checkpoint_goes_on_without_graphs(make_trainer, graphs, then):
     saver = fp.ModelCheckpoint(every_n_train_steps=8)
-    made = trainer(max_epochs=1, compile="cudagraphs", callbacks=[saver])
-    made.fit(Logs(), loader())
+    trainer = make_trainer(max_epochs=1, compile="cudagraphs", callbacks=[saver])
+    trainer.fit(Logs(), loader())
     state = checkpoint.load(saver.last_model_path)
     group = state["optimizer_states"][0]["param_groups"][0]
     assert (group["capturable"], type(group["lr"])) == (False, float)
-    again = trainer(accelerator=then, max_epochs=2)
+    again = make_trainer(accelerator=then, max_epochs=2)
     again.fit(Logs(), loader(), ckpt_path="last")
     assert again.global_step == 24
 
 
 @pytest.mark.parametrize("first", ["cpu", "cuda"])
-def test_a_checkpoint_without_graphs_goes_on_with_them(trainer, graphs, first):
+def test_a_checkpoint_without_graphs_goes_on_with_them(make_trainer, graphs, first):
     saver = fp.ModelCheckpoint(every_n_train_steps=8)
-    trainer(accelerator=first, max_epochs=1, callbacks=[saver]).fit(Logs(), loader())
-    trainer(max_epochs=2, compile="cudagraphs").fit(Logs(), loader(), ckpt_path="last")
+    make_trainer(accelerator=first, max_epochs=1, callbacks=[saver]).fit(Logs(), loader())
+    make_trainer(max_epochs=2, compile="cudagraphs").fit(Logs(), loader(), ckpt_path="last")
     assert graphs.replays == 9
 
 
-def test_float16_is_refused(trainer):
+def test_float16_is_refused(make_trainer):
     with pytest.raises(fp.ConfigError, match="scales the loss"):
-        trainer(compile="step", precision="16-mixed").fit(Classifier(), loader())
+        make_trainer(compile="step", precision="16-mixed").fit(Classifier(), loader())
 
 
-def test_what_cannot_be_captured_is_trained_without_a_graph(trainer, graphs, caplog):
+def test_what_cannot_be_captured_is_trained_without_a_graph(make_trainer, graphs, caplog):
     """The number of results of `nonzero` is known on the GPU alone."""
 
     class Selects(Logs):
@@ -158,15 +158,15 @@ def test_what_cannot_be_captured_is_trained_without_a_graph(trainer, graphs, cap
             loss = super().training_step(batch, batch_idx)
             return loss + 0.0 * batch[0].nonzero().sum()
 
-    alike(trainer, graphs, Selects)
+    alike(make_trainer, graphs, Selects)
     assert graphs.replays == 0
     assert "no CUDA graphs" in caplog.text
     graphs.captured = 0
-    train(trainer, compile="step")
+    train(make_trainer, compile="step")
     assert (graphs.captured, graphs.replays) == (1, 33)
 
 
-def test_validation_and_prediction_between_replays(trainer, graphs):
+def test_validation_and_prediction_between_replays(make_trainer, graphs):
     counts: Counter[str] = Counter()
 
     class Watches(fp.Callback):
@@ -176,22 +176,22 @@ def test_validation_and_prediction_between_replays(trainer, graphs):
     results = []
     for compiled in (False, "cudagraphs"):
         torch.manual_seed(0)
-        made = trainer(max_epochs=3, compile=compiled, val_check_interval=5, callbacks=[Watches()])
-        made.fit(Logs(), loader(), loader(40, shuffle=False))
-        results.append(float(made.callback_metrics["val_loss"]))
+        trainer = make_trainer(max_epochs=3, compile=compiled, val_check_interval=5, callbacks=[Watches()])
+        trainer.fit(Logs(), loader(), loader(40, shuffle=False))
+        results.append(float(trainer.callback_metrics["val_loss"]))
     assert results[1] == pytest.approx(results[0], rel=1e-4)
     assert counts["validations"] > 4
     assert graphs.replays == 33
 
 
-def test_a_step_that_the_monitor_looks_at_is_captured_and_replayed(trainer, graphs, monkeypatch):
+def test_a_step_that_the_monitor_looks_at_is_captured_and_replayed(make_trainer, graphs, monkeypatch):
     monkeypatch.setattr(monitor, "LOOK_S", 0.0)
     monkeypatch.setattr(monitor, "STEPS_BETWEEN_LOOKS", 1)
-    alike(trainer, graphs)
+    alike(make_trainer, graphs)
     assert graphs.replays == 33
 
 
-def test_a_language_model_of_transformers_is_replayed(trainer, graphs):
+def test_a_language_model_of_transformers_is_replayed(make_trainer, graphs):
     transformers = pytest.importorskip("transformers")
     sizes: dict[str, Any] = {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -213,7 +213,7 @@ def test_a_language_model_of_transformers_is_replayed(trainer, graphs):
 
     torch.manual_seed(0)
     data = [{"words": torch.randint(128, (4, 32))} for _ in range(12)]
-    eager, _, _ = train(trainer, Words, data)
-    found, _, _ = train(trainer, Words, data, compile="cudagraphs")
+    eager, _, _ = train(make_trainer, Words, data)
+    found, _, _ = train(make_trainer, Words, data, compile="cudagraphs")
     torch.testing.assert_close(found, eager, rtol=1e-3, atol=1e-4)
     assert graphs.replays == 33

@@ -66,7 +66,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_no_step_between_two_reports_waits_for_the_gpu(name, trainer):
+def test_no_step_between_two_reports_waits_for_the_gpu(name, make_trainer):
     settings = {"enable_checkpointing": False, **SETTINGS[name]}
     # A graph is captured after three steps.
     callbacks: list[fp.Callback] = [Strict(first=4 if name == "graphs" else 1)]
@@ -76,13 +76,13 @@ def test_no_step_between_two_reports_waits_for_the_gpu(name, trainer):
             fp.LearningRateMonitor("step"),
             fp.EarlyStopping("train_loss", patience=9),
         ]
-    made = trainer(max_epochs=1, log_every_n_steps=EVERY, callbacks=callbacks, deterministic=False, **settings)
-    made.fit(Logs(), batches())
-    assert made.global_step == STEPS * 2 // settings.get("accumulate_grad_batches", 1)
+    trainer = make_trainer(max_epochs=1, log_every_n_steps=EVERY, callbacks=callbacks, deterministic=False, **settings)
+    trainer.fit(Logs(), batches())
+    assert trainer.global_step == STEPS * 2 // settings.get("accumulate_grad_batches", 1)
 
 
-def test_a_loader_whose_batches_are_copied_ahead_waits_only_in_its_own_thread(trainer):
+def test_a_loader_whose_batches_are_copied_ahead_waits_only_in_its_own_thread(make_trainer):
     """Its copies go from pageable memory through pinned memory, on a stream of their own."""
-    made = trainer(max_epochs=1, log_every_n_steps=EVERY, callbacks=[Strict()], enable_checkpointing=False)
-    made.fit(Logs(), loader(STEPS * 20, num_workers=2, pin_memory=True))
-    assert made.global_step == STEPS * 2
+    trainer = make_trainer(max_epochs=1, log_every_n_steps=EVERY, callbacks=[Strict()], enable_checkpointing=False)
+    trainer.fit(Logs(), loader(STEPS * 20, num_workers=2, pin_memory=True))
+    assert trainer.global_step == STEPS * 2

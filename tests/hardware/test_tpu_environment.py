@@ -61,11 +61,15 @@ def google():
 
 
 def test_the_variables_say_slice_host_and_hosts():
-    found = read_environment(
+    environment = read_environment(
         {"TPU_ACCELERATOR_TYPE": "v3-32", "TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": "a,b, c,d"}
     )
-    assert (found.slice.name, found.worker_id, found.hostnames) == ("v3-32", "1", ("a", "b", "c", "d"))
-    assert contradictions(found) == []
+    assert (environment.slice.name, environment.worker_id, environment.hostnames) == (
+        "v3-32",
+        "1",
+        ("a", "b", "c", "d"),
+    )
+    assert contradictions(environment) == []
 
 
 def test_where_nothing_says_anything_nothing_is_known():
@@ -74,20 +78,20 @@ def test_where_nothing_says_anything_nothing_is_known():
 
 
 def test_the_metadata_server_says_what_the_environment_does_not(google):
-    found = read_environment({}, metadata.server(google.environ))
-    assert found.slice.name == "v5e-16"
-    assert found.worker_id == "2"
-    assert found.hostnames == ("10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5")
-    assert found.software == "v2-alpha-tpuv5-lite"
-    assert contradictions(found) == []
+    environment = read_environment({}, metadata.server(google.environ))
+    assert environment.slice.name == "v5e-16"
+    assert environment.worker_id == "2"
+    assert environment.hostnames == ("10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5")
+    assert environment.software == "v2-alpha-tpuv5-lite"
+    assert contradictions(environment) == []
 
 
 def test_a_variable_counts_more_than_the_metadata_server(google):
-    found = read_environment(
+    environment = read_environment(
         {"TPU_ACCELERATOR_TYPE": "v6e-8", "TPU_WORKER_HOSTNAMES": "localhost"}, metadata.server(google.environ)
     )
-    assert found.slice.name == "v6e-8"
-    assert found.hostnames == ("localhost",)
+    assert environment.slice.name == "v6e-8"
+    assert environment.hostnames == ("localhost",)
 
 
 def test_a_server_that_is_not_there_is_asked_once():

@@ -25,10 +25,10 @@ def finish(process: subprocess.Popen[str]) -> int:
     """Wait for the program's end. Return the total number of steps that it trained."""
     out = process.communicate(timeout=200)[0]
     assert process.returncode == 0, out
-    found = re.search(r"val_acc (\S+) after (\d+) steps", out)
-    assert found, out
-    assert float(found[1]) > 0.6
-    return int(found[2])
+    match = re.search(r"val_acc (\S+) after (\d+) steps", out)
+    assert match, out
+    assert float(match[1]) > 0.6
+    return int(match[2])
 
 
 @pytest.mark.slow

@@ -52,9 +52,9 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def store(home: Home) -> Iterator[Store]:
-    made = open_store(home)
-    yield made
-    made.close()
+    store = open_store(home)
+    yield store
+    store.close()
 
 
 def job(name: str, state: State = State.QUEUED, waited_s: float = 0.0, **changes: Any) -> Job:

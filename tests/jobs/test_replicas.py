@@ -203,8 +203,8 @@ def test_a_program_with_parameter_servers_finds_them_by_tf_config():
 def test_a_program_with_a_trainer_trains_on_all_replicas_without_a_change(tmp_path):
     command = [sys.executable, "-m", "trainer.task", "--job-dir", str(tmp_path), "--epochs", "1"]
     (_, master), (_, worker) = run(job(worker=1), command, cwd=EXAMPLES)
-    found = re.search(r"val_acc (\S+) after (\d+) steps", master)
-    assert found, master
-    assert float(found[1]) > 0.6
+    match = re.search(r"val_acc (\S+) after (\d+) steps", master)
+    assert match, master
+    assert float(match[1]) > 0.6
     assert "val_acc" not in worker
     assert (tmp_path / "model.pt2").exists()

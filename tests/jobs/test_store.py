@@ -60,9 +60,9 @@ class Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as directory:  # pytest's directory is closed to other users
-        made = Server(Path(directory))
-        yield made
-        made.stop()
+        server = Server(Path(directory))
+        yield server
+        server.stop()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.engine)])
@@ -87,17 +87,17 @@ def postgres(server: Server, tmp_path: Path) -> Callable[[], Store]:
 
 @pytest.fixture
 def store(opened: Callable[[], Store]) -> Iterator[Store]:
-    made = opened()
-    yield made
-    made.close()
+    store = opened()
+    yield store
+    store.close()
 
 
 def job(name: str = "one", **changes: object) -> Job:
-    made = Job(
+    job = Job(
         name, State.QUEUED, 1000.5, 1000.5, HERE, priority=3, needs=Resources(1.5, 2, 7.5), devices=(0, 3),
         plan={"package": "abc"}, spec={"jobId": name, "args": ["ä", "'; DROP TABLE jobs; --"]}, labels={"team": "vision"},
     )  # fmt: skip
-    return replace(made, **changes)
+    return replace(job, **changes)
 
 
 def test_what_is_put_in_comes_out(store: Store):

@@ -82,19 +82,19 @@ def supervised(bench: Bench, store: Watched, source: str = "") -> Supervisor:
 
 
 def test_a_program_goes_on_while_it_cannot_be_written_down_that_it_runs(bench: Bench, store: Watched):
-    made = supervised(bench, store, "print('x' * 1_000_000, flush=True); (place / 'written').touch()")
+    supervisor = supervised(bench, store, "print('x' * 1_000_000, flush=True); (place / 'written').touch()")
     store.away_until = bench.directory / "written"
-    assert made.run()
+    assert supervisor.run()
     assert bench.states() == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
     assert [one.outcome for one in store.processes("my_job")] == ["ended with exit code 0"]
 
 
 def test_an_end_that_comes_while_the_store_is_away_is_written_when_that_is_back(bench: Bench, store: Watched):
-    made = supervised(bench, store)
+    supervisor = supervised(bench, store)
     store.away_until = bench.directory / "back"
     back = threading.Timer(2.0, store.away_until.touch)
     back.start()
-    assert made.run()
+    assert supervisor.run()
     back.join()
     assert store.written == ["processes", "RUNNING", "ends", "SUCCEEDED"]
     assert [one.outcome for one in store.processes("my_job")] == ["ended with exit code 0"]
@@ -137,11 +137,11 @@ def test_the_store_is_asked_a_few_times_a_second_however_much_a_program_writes(b
 
 
 def test_a_reconcile_pass_that_takes_long_does_not_keep_a_supervisor_from_its_job(bench: Bench, store: Watched):
-    made = supervised(bench, store, "time.sleep(1.0)")
-    made._reconciled = float("-inf")
+    supervisor = supervised(bench, store, "time.sleep(1.0)")
+    supervisor._reconciled = float("-inf")
     with held(bench.jobs.home.root / "sweep.lock"):
         began = time.monotonic()
-        assert made.run()
+        assert supervisor.run()
         assert time.monotonic() - began < PATIENCE_S / 2
 
 
@@ -173,10 +173,10 @@ def test_an_attempt_that_is_told_to_end_before_it_was_seen_to_run(
 ):
     supervised(bench, store)
     store.move("my_job", State.PREPARING, State.PREPARING, time.time(), attempt=2, started=1.0)  # its time is over
-    made = Supervisor(bench.jobs.home, store, store.find("my_job"))
-    made._backend = SimpleNamespace(outlives=True, find=lambda _: Elsewhere(succeeds))
+    supervisor = Supervisor(bench.jobs.home, store, store.find("my_job"))
+    supervisor._backend = SimpleNamespace(outlives=True, find=lambda _: Elsewhere(succeeds))
     store.written.clear()
-    assert made.run()
+    assert supervisor.run()
     assert store.written == written
 
 
@@ -186,17 +186,19 @@ def test_a_job_whose_attempt_is_lost_while_it_waits_has_not_begun_and_is_not_to_
     bench.program("")
     bench.submit(max_wait_time="1800s", max_running_time="1s")
     store.move("my_job", State.QUEUED, State.PREPARING, time.time(), attempt=1)
-    made = Supervisor(bench.jobs.home, store, store.find("my_job"))
+    supervisor = Supervisor(bench.jobs.home, store, store.find("my_job"))
     lost = Elsewhere(False, over=True, failure=Failure("host", "its entry point was lost", time.monotonic()))
     attempts = [lost, Elsewhere(False)]
 
     def find(task: Any) -> Elsewhere:
         if len(attempts) == 1:
-            made._job = replace(made._job, queued=time.time() - 3600)  # as if it had waited for an hour by then
+            supervisor._job = replace(
+                supervisor._job, queued=time.time() - 3600
+            )  # as if it had waited for an hour by then
         return attempts.pop(0)
 
-    made._backend = SimpleNamespace(outlives=True, find=find)
-    assert made.run()
+    supervisor._backend = SimpleNamespace(outlives=True, find=find)
+    assert supervisor.run()
     job = store.find("my_job")
     assert (job.state, job.cause) == (State.CANCELLED, "it has waited for 1800s, its maximum waiting time")
     assert (job.started, job.losses) == (None, 1)

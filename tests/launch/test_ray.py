@@ -58,8 +58,8 @@ def test_ranks_on_two_nodes_meet_and_rank_0s_value_comes_home(cluster, capsys):
         print("of rank", rank())
         return rank(), factor, seen
 
-    found = launch(work, 21, world_size=2, backend=on(strategy="STRICT_SPREAD"))
-    assert found == (0, 21, [["0", "0", "0"], ["1", "0", "1"]])
+    outcome = launch(work, 21, world_size=2, backend=on(strategy="STRICT_SPREAD"))
+    assert outcome == (0, 21, [["0", "0", "0"], ["1", "0", "1"]])
     assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] of rank 0", "[rank 1] of rank 1"]
 
 
@@ -287,9 +287,9 @@ def test_a_lost_node_that_nobody_replaces_costs_its_rank_where_that_is_allowed(c
     remover = threading.Thread(target=remove)
     remover.start()
     restarts = Restarts(min_world_size=1, peers_grace_s=0.5)
-    found = launch(work, world_size=2, backend=on(resources={"room": 1}), restarts=restarts, preload=())
+    outcome = launch(work, world_size=2, backend=on(resources={"room": 1}), restarts=restarts, preload=())
     remover.join()
-    assert found == "1"
+    assert outcome == "1"
 
 
 def test_a_program_in_the_cluster_finds_it_by_its_environment(program, cluster, monkeypatch):

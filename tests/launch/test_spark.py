@@ -105,9 +105,9 @@ class Home:
 
 @pytest.fixture
 def home() -> Iterator[Home]:
-    made = Home()
-    yield made
-    made.close()
+    home = Home()
+    yield home
+    home.close()
 
 
 @pytest.fixture
@@ -329,10 +329,10 @@ def test_a_launch_goes_on_without_a_lost_executor_and_with_one_that_comes(sessio
     executors_come_and_go = threading.Thread(target=come_and_go)
     executors_come_and_go.start()
     backend = Cluster(SparkPlacement(min_workers=1))
-    found = launch(work, tmp_path, world_size=2, backend=backend, preload=())
+    outcome = launch(work, tmp_path, world_size=2, backend=backend, preload=())
     executors_come_and_go.join()
-    assert (found[0], found[-1]) == (2, 2)
-    assert 1 in found
+    assert (outcome[0], outcome[-1]) == (2, 2)
+    assert 1 in outcome
 
 
 def test_ctrl_c_stops_the_stage_and_leaves_nothing(session, tmp_path):

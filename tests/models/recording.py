@@ -91,7 +91,7 @@ def train(case: Case, engine: str, directory: Path) -> Record:
     record = Record()
     torch.manual_seed(0)
     module = watched(case.module(), record)
-    trainer = make_trainer(engine, record, directory, callbacks=case.callbacks(), **{"max_epochs": 2, **case.trainer})
+    trainer = trainer_of(engine, record, directory, callbacks=case.callbacks(), **{"max_epochs": 2, **case.trainer})
     train_loader, val_loader = case.loaders()
     with quiet():
         trainer.fit(module, train_loader, val_loader)
@@ -106,13 +106,13 @@ def evaluate(case: Case, engine: str, stage: str, directory: Path) -> tuple[Reco
     record = Record()
     torch.manual_seed(0)
     module = watched(case.module(), record)
-    trainer = make_trainer(engine, record, directory, max_epochs=1, **case.trainer)
+    trainer = trainer_of(engine, record, directory, max_epochs=1, **case.trainer)
     with quiet():
         found = getattr(trainer, stage)(module, case.loaders()[1], **({} if stage == "predict" else {"verbose": False}))
     return record, found
 
 
-def make_trainer(engine: str, record: Record, directory: Path, **arguments: Any) -> Any:
+def trainer_of(engine: str, record: Record, directory: Path, **arguments: Any) -> Any:
     """A trainer of an engine on the CPU that logs every step into `record` and saves no checkpoints."""
     arguments = {
         "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, "enable_checkpointing": False,

@@ -29,15 +29,15 @@ TRAIN_S = "00:00:00:02"
 
 
 @pytest.fixture
-def advised(trainer, monkeypatch):
+def advised(make_trainer, monkeypatch):
     """Train for two seconds; return the monitor."""
     at_once(monkeypatch)
 
     def train(module: Any, batches: Any, **settings: Any) -> monitor.Monitor:
         settings = {"max_time": TRAIN_S, "max_epochs": -1, "enable_checkpointing": False, **settings}
-        made = trainer(**settings)
-        made.fit(module, batches)
-        return made.monitor
+        trainer = make_trainer(**settings)
+        trainer.fit(module, batches)
+        return trainer.monitor
 
     return train
 
@@ -74,8 +74,8 @@ def test_a_dataset_that_takes_long_without_workers(advised):
             time.sleep(0.002)
             return self.rows[index]
 
-    found = advised(Classifier(), DataLoader(Slow(), 10))
-    text = advice_of(found, "loader_without_workers")
+    advice = advised(Classifier(), DataLoader(Slow(), 10))
+    text = advice_of(advice, "loader_without_workers")
     assert "of the time waits for input: the DataLoader makes its batches in the training process" in text
     assert "Set num_workers=" in text
 
@@ -100,12 +100,12 @@ def test_images_that_take_long_to_decode(advised):
     rng = np.random.default_rng(0)
     image = cv2.imencode(".png", rng.integers(0, 255, (300, 300, 3), np.uint8))[1].tobytes()
     table = fp.Table(pa.table({"image": [image] * 200}))
-    found = advised(Mean(), fp.Loader(table, 8, image_size=200, num_threads=1))
-    text = advice_of(found, "input")
+    advice = advised(Mean(), fp.Loader(table, 8, image_size=200, num_threads=1))
+    text = advice_of(advice, "input")
     assert "decoding `image` is the limit (1 thread, " in text
     assert "cache=" in text
-    assert found.evidence is not None
-    assert (found.evidence.loader.busy or 0.0) > 0.4
+    assert advice.evidence is not None
+    assert (advice.evidence.loader.busy or 0.0) > 0.4
 
 
 class Deep(fp.Module):
@@ -152,13 +152,13 @@ class Sorts(Deep):
 
 
 def test_numpy_in_training_step(advised):
-    found = advised(Sorts(2), batches(16))
-    text = advice_of(found, "python")
+    advice = advised(Sorts(2), batches(16))
+    text = advice_of(advice, "python")
     # The layers are at the first line of the step, the square is at the third.
     first = inspect.getsourcelines(Sorts.training_step)[1] + 1
     assert f"is Python code between {HERE}:{first} and {HERE}:{first + 2} that runs no operation of torch" in text
-    assert found.evidence is not None
-    assert 0.2 < sum(found.evidence.pauses.values()) < 1.0
+    assert advice.evidence is not None
+    assert 0.2 < sum(advice.evidence.pauses.values()) < 1.0
 
 
 def test_a_pause_that_is_in_one_examined_step_only_is_another_programs_doing(advised):
@@ -203,10 +203,10 @@ def test_item_in_training_step_is_named_by_its_line_on_devices_that_it_stops(adv
 def test_shapes_that_change_under_torch_compile(advised):
     lengths = [torch.randn(4, width, 8) for width in range(2, 8)]
     options = {"backend": "eager", "dynamic": False}
-    found = advised(Deep(1), [(length,) for length in lengths], compile=options, max_time=None, max_steps=12)
+    advice = advised(Deep(1), [(length,) for length in lengths], compile=options, max_time=None, max_steps=12)
     # Torch stops compiling a function that it has compiled too often, also for other modules.
     torch._dynamo.reset()
-    assert "times" in advice_of(found, "shapes")
+    assert "times" in advice_of(advice, "shapes")
 
 
 def test_logging_each_step(advised):
@@ -217,14 +217,14 @@ def test_logging_each_step(advised):
                 self.log(f"part_{index}", loss * index)
             return loss
 
-    found = advised(Logs(1), batches(4), log_every_n_steps=1, logger=fp.CSV())
-    assert "Set log_every_n_steps=50" in advice_of(found, "logging")
+    advice = advised(Logs(1), batches(4), log_every_n_steps=1, logger=fp.CSV())
+    assert "Set log_every_n_steps=50" in advice_of(advice, "logging")
 
 
 def test_a_checkpoint_after_every_step(advised):
     saves = fp.ModelCheckpoint(every_n_train_steps=1, save_top_k=1)
-    found = advised(Deep(3), batches(4), callbacks=[saves], enable_checkpointing=True)
-    assert "every_n_train_steps=" in advice_of(found, "checkpoints")
+    advice = advised(Deep(3), batches(4), callbacks=[saves], enable_checkpointing=True)
+    assert "every_n_train_steps=" in advice_of(advice, "checkpoints")
 
 
 def test_a_callback_that_takes_long(advised):
@@ -275,12 +275,12 @@ class SlowByHand(VerySlowRank):
 
 def _two_ranks(root: Path, strategy: str = "ddp", module: type[SlowRank] = SlowRank, steps: int = 60) -> Any:
     at_once(pytest.MonkeyPatch())
-    made = fp.Trainer(
+    trainer = fp.Trainer(
         accelerator="cpu", default_root_dir=root, max_steps=steps, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, seed=1, strategy=strategy,
     )  # fmt: skip
-    made.fit(module(2), DataLoader(dataset(1000), 4))
-    return {advice.rule: str(advice) for advice in made.monitor.advice}, dict(made.monitor.seconds)
+    trainer.fit(module(2), DataLoader(dataset(1000), 4))
+    return {advice.rule: str(advice) for advice in trainer.monitor.advice}, dict(trainer.monitor.seconds)
 
 
 def test_a_slow_rank_is_named_and_the_wait_for_it_is_communication(tmp_path):

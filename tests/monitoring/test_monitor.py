@@ -40,9 +40,9 @@ def rows(directory: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in read_rows(directory / NAME)[0] if row["kind"] == kind]
 
 
-def test_the_windows_of_a_run_sum_to_its_time_by_cause(trainer, tmp_path):
-    made = trainer(logger=fp.CSV(), log_every_n_steps=2)
-    made.fit(Classifier(), loader(), loader(20))
+def test_the_windows_of_a_run_sum_to_its_time_by_cause(make_trainer, tmp_path):
+    trainer = make_trainer(logger=fp.CSV(), log_every_n_steps=2)
+    trainer.fit(Classifier(), loader(), loader(20))
     windows = rows(tmp_path / "run", "window")
     assert {cause for window in windows for cause in window["seconds"]} <= CAUSES
     for window in windows:
@@ -53,7 +53,7 @@ def test_the_windows_of_a_run_sum_to_its_time_by_cause(trainer, tmp_path):
     assert sum(window["wall_s"] for window in windows) == pytest.approx(end["time"] - start["time"], abs=0.05)
     assert sum(window["batches"] for window in windows) == 24
     assert sum(window["samples"] for window in windows) == 240
-    assert {"validation", "checkpoint", "forward", "backward", "optimizer"} <= set(made.monitor.seconds)
+    assert {"validation", "checkpoint", "forward", "backward", "optimizer"} <= set(trainer.monitor.seconds)
     assert end["status"] == "finished"
     assert start["process_s"] >= start["setup_s"] > 0
 
@@ -63,9 +63,9 @@ def test_the_windows_of_a_run_sum_to_its_time_by_cause(trainer, tmp_path):
     [({"max_epochs": 3}, 36), ({"max_epochs": 3, "accumulate_grad_batches": 2}, 18), ({"max_steps": 7}, 7),
      ({"max_epochs": 1, "max_time": {"hours": 1}}, None)],
 )  # fmt: skip
-def test_the_record_tells_the_steps_of_the_whole_training(trainer, tmp_path, arguments, steps):
-    made = trainer(logger=fp.CSV(), log_every_n_steps=1, **arguments)
-    made.fit(Classifier(), loader())
+def test_the_record_tells_the_steps_of_the_whole_training(make_trainer, tmp_path, arguments, steps):
+    trainer = make_trainer(logger=fp.CSV(), log_every_n_steps=1, **arguments)
+    trainer.fit(Classifier(), loader())
     (start,), windows = rows(tmp_path / "run", "start"), rows(tmp_path / "run", "window")
     assert start["total_steps"] == steps
     assert steps is None or windows[-1]["step"] == steps
@@ -106,44 +106,44 @@ class Closure(Classifier):
     ],
     ids=["plain", "accumulated", "bf16", "by hand", "closure"],
 )
-def test_looking_at_every_step_changes_no_bit_of_the_training(trainer, module, settings, tmp_path):
+def test_looking_at_every_step_changes_no_bit_of_the_training(make_trainer, module, settings, tmp_path):
     found = []
     for name, enabled in (("on", True), ("off", False)):
         torch.manual_seed(0)
-        made = trainer(enable_monitor=enabled, default_root_dir=tmp_path / name, logger=fp.CSV(), **settings)
+        trainer = make_trainer(enable_monitor=enabled, default_root_dir=tmp_path / name, logger=fp.CSV(), **settings)
         model = module()
-        made.fit(model, loader())
+        trainer.fit(model, loader())
         found.append((model.state_dict(), (tmp_path / name / "metrics.csv").read_text()))
     (with_monitor, metrics), (without, others) = found
     assert all(torch.equal(value, without[name]) for name, value in with_monitor.items())
     assert metrics == others
 
 
-def test_nothing_stays_on_the_step_that_was_looked_at(trainer):
+def test_nothing_stays_on_the_step_that_was_looked_at(make_trainer):
     found = []
 
     class Between(fp.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             found.append((trainer.step.bare, set(PHASES) & set(trainer.step.__dict__), _len_torch_dispatch_stack()))
 
-    trainer(max_epochs=1, callbacks=[Between()]).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, callbacks=[Between()]).fit(Classifier(), loader())
     assert found == [(True, set(), 0)] * 12
 
 
-def test_a_step_that_raises_is_restored_and_the_error_is_the_users(trainer):
+def test_a_step_that_raises_is_restored_and_the_error_is_the_users(make_trainer):
     class Fails(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if batch_idx == 3:
                 raise ZeroDivisionError("mine")
             return super().training_step(batch, batch_idx)
 
-    made = trainer()
+    trainer = make_trainer()
     with pytest.raises(ZeroDivisionError, match="mine"):
-        made.fit(Fails(), loader())
-    assert not {"forward", "backpropagate"} & set(made.run.step.__dict__)
+        trainer.fit(Fails(), loader())
+    assert not {"forward", "backpropagate"} & set(trainer.run.step.__dict__)
 
 
-def test_a_profiler_sees_the_steps_that_are_looked_at(trainer):
+def test_a_profiler_sees_the_steps_that_are_looked_at(make_trainer):
     actions = []
 
     class Records:
@@ -153,14 +153,14 @@ def test_a_profiler_sees_the_steps_that_are_looked_at(trainer):
         def stop(self, action: str) -> None:
             pass
 
-    trainer(max_epochs=1, profiler=Records()).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, profiler=Records()).fit(Classifier(), loader())
     assert actions.count("run_training_batch") == 12
     assert actions.count("[Strategy]Strategy.training_step") == 12
 
 
-def test_the_loggers_get_shares_and_rates_but_not_metrics_csv(trainer, tmp_path):
-    made = trainer(logger=[fp.CSV(), fp.JSONLines()], log_every_n_steps=1)
-    made.fit(Classifier(), loader())
+def test_the_loggers_get_shares_and_rates_but_not_metrics_csv(make_trainer, tmp_path):
+    trainer = make_trainer(logger=[fp.CSV(), fp.JSONLines()], log_every_n_steps=1)
+    trainer.fit(Classifier(), loader())
     assert "monitor/" not in (tmp_path / "run" / "metrics.csv").read_text()
     lines = [json.loads(line) for path in (tmp_path / "run").rglob("*.jsonl") for line in path.read_text().splitlines()]
     sent = [line for line in lines if "monitor/samples_per_s" in json.dumps(line)]
@@ -171,61 +171,61 @@ def test_the_loggers_get_shares_and_rates_but_not_metrics_csv(trainer, tmp_path)
     assert any("monitor/goodput" in json.dumps(line) for line in lines)
 
 
-def test_hooks_before_a_batch_count_as_hooks(trainer):
+def test_hooks_before_a_batch_count_as_hooks(make_trainer):
     class Slow(fp.Callback):
         def on_train_batch_start(self, *_: Any) -> None:
             time.sleep(0.01)
 
-    made = trainer(max_epochs=1, callbacks=[Slow()])
-    made.fit(Classifier(), loader())
-    assert made.monitor.seconds["callbacks"] > 0.1
-    assert made.monitor.seconds["transfer"] < 0.1
+    trainer = make_trainer(max_epochs=1, callbacks=[Slow()])
+    trainer.fit(Classifier(), loader())
+    assert trainer.monitor.seconds["callbacks"] > 0.1
+    assert trainer.monitor.seconds["transfer"] < 0.1
 
 
-def test_without_loggers_or_in_a_dry_run_nothing_is_written(trainer, tmp_path):
-    trainer(enable_checkpointing=False).fit(Classifier(), loader())
-    trainer(fast_dev_run=True, logger=fp.CSV()).fit(Classifier(), loader())
+def test_without_loggers_or_in_a_dry_run_nothing_is_written(make_trainer, tmp_path):
+    make_trainer(enable_checkpointing=False).fit(Classifier(), loader())
+    make_trainer(fast_dev_run=True, logger=fp.CSV()).fit(Classifier(), loader())
     assert not list(tmp_path.rglob("monitor.jsonl"))
 
 
-def test_it_can_be_switched_off(trainer, tmp_path, capsys):
-    made = trainer(enable_monitor=False, logger=fp.CSV())
-    made.fit(Classifier(), loader())
-    assert made.monitor.evidence is None
+def test_it_can_be_switched_off(make_trainer, tmp_path, capsys):
+    trainer = make_trainer(enable_monitor=False, logger=fp.CSV())
+    trainer.fit(Classifier(), loader())
+    assert trainer.monitor.evidence is None
     assert not list(tmp_path.rglob("monitor.jsonl"))
     with pytest.raises(ConfigError, match="enable_monitor=3: expected True or False"):
-        trainer(enable_monitor=3)
+        make_trainer(enable_monitor=3)
 
 
-def test_a_run_that_goes_on_adds_to_the_file(trainer, tmp_path):
-    trainer(max_epochs=1, logger=fp.CSV()).fit(Classifier(), loader())
+def test_a_run_that_goes_on_adds_to_the_file(make_trainer, tmp_path):
+    make_trainer(max_epochs=1, logger=fp.CSV()).fit(Classifier(), loader())
     path = tmp_path / "run" / "monitor.jsonl"
     path.write_text(path.read_text() + '{"kind": "wind')
-    trainer(max_epochs=2, logger=fp.CSV()).fit(Classifier(), loader(), ckpt_path="last")
+    make_trainer(max_epochs=2, logger=fp.CSV()).fit(Classifier(), loader(), ckpt_path="last")
     starts = rows(tmp_path / "run", "start")
     assert [start["step"] for start in starts] == [0, 12]
     assert [end["step"] for end in rows(tmp_path / "run", "end")] == [12, 24]
 
 
-def test_the_record_names_the_job_and_checkpoints_outside_of_the_directory(trainer, tmp_path, monkeypatch):
+def test_the_record_names_the_job_and_checkpoints_outside_of_the_directory(make_trainer, tmp_path, monkeypatch):
     elsewhere = fp.ModelCheckpoint(dirpath=tmp_path / "elsewhere")
-    trainer(max_epochs=1, logger=fp.CSV(), callbacks=[elsewhere]).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, logger=fp.CSV(), callbacks=[elsewhere]).fit(Classifier(), loader())
     monkeypatch.setenv("FOOTPLATE_JOB_ID", "flowers_1-1764060000000000")
     monkeypatch.setenv("FOOTPLATE_JOB_ATTEMPT", "1")
-    trainer(max_epochs=1, logger=fp.CSV()).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, logger=fp.CSV()).fit(Classifier(), loader())
     alone, in_a_job = rows(tmp_path / "run", "start")
     assert (alone["job"], alone["checkpoints"]) == (None, [str(tmp_path / "elsewhere")])
     assert (in_a_job["job"], in_a_job["checkpoints"]) == ("flowers_1-1764060000000000", [])
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_run_that_ends_early_says_so(trainer, tmp_path, error):
+def test_a_run_that_ends_early_says_so(make_trainer, tmp_path, error):
     class Ends(fp.Callback):
         def on_train_batch_end(self, *_: Any) -> None:
             raise error
 
     with pytest.raises(error):
-        trainer(callbacks=[Ends()], logger=fp.CSV()).fit(Classifier(), loader())
+        make_trainer(callbacks=[Ends()], logger=fp.CSV()).fit(Classifier(), loader())
     (end,) = rows(tmp_path / "run", "end")
     assert end["status"] == ("failed" if error is RuntimeError else "interrupted")
 
@@ -238,10 +238,10 @@ def test_a_disk_that_is_full_ends_the_record_and_not_the_training(tmp_path, capl
     assert caplog.text.count("The times of this run are no longer written down") == 1
 
 
-def test_flops_are_those_of_the_products_forward_and_backward(trainer):
-    made = trainer()
-    made.fit(Classifier(), loader())
-    evidence = made.monitor.evidence
+def test_flops_are_those_of_the_products_forward_and_backward(make_trainer):
+    trainer = make_trainer()
+    trainer.fit(Classifier(), loader())
+    evidence = trainer.monitor.evidence
     assert evidence is not None
     # Ten rows, layers of 8 × 16 and 16 × 3. Backward, the first layer needs no gradient of its input.
     first, second = 2 * 10 * 8 * 16, 2 * 10 * 16 * 3
@@ -250,26 +250,26 @@ def test_flops_are_those_of_the_products_forward_and_backward(trainer):
     assert 0.0 < evidence.mfu < 1.0
 
 
-def test_tokens_are_counted_in_batches_of_sequences(trainer):
+def test_tokens_are_counted_in_batches_of_sequences(make_trainer):
     class Sequences(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.net(batch["tokens"][:, :8].float()).mean()
 
-    made = trainer(max_epochs=1)
-    made.fit(Sequences(), [{"tokens": torch.ones(4, 50, dtype=torch.long)}] * 10)
-    assert made.monitor.evidence is not None
-    assert made.monitor.evidence.tokens == 2000
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Sequences(), [{"tokens": torch.ones(4, 50, dtype=torch.long)}] * 10)
+    assert trainer.monitor.evidence is not None
+    assert trainer.monitor.evidence.tokens == 2000
 
 
 def _two_ranks(root: Path) -> Any:
     for name in ("LOOK_S", "STEPS_BETWEEN_LOOKS"):
         setattr(monitor, name, 0.0)
-    made = fp.Trainer(
+    trainer = fp.Trainer(
         accelerator="cpu", default_root_dir=root, max_epochs=3, logger=fp.CSV(), enable_progress_bar=False,
         enable_model_summary=False, seed=1,
     )  # fmt: skip
-    made.fit(Classifier(), DataLoader(dataset(100), 10))
-    return sum(made.monitor.seconds.values())
+    trainer.fit(Classifier(), DataLoader(dataset(100), 10))
+    return sum(trainer.monitor.seconds.values())
 
 
 def test_rank_0_writes_for_all_ranks_and_knows_their_times(tmp_path):
@@ -302,14 +302,14 @@ def _sharded(root: Path, enabled: bool, calls: int = 1) -> Any:
     torch.manual_seed(0)
     module, seconds, evidence = Wide(), [], None
     for _ in range(calls):
-        made = fp.Trainer(
+        trainer = fp.Trainer(
             accelerator="cpu", default_root_dir=root, max_epochs=2, logger=False, enable_progress_bar=False,
             enable_model_summary=False, enable_checkpointing=False, seed=1, strategy="fsdp", enable_monitor=enabled,
         )  # fmt: skip
-        made.fit(module, DataLoader(dataset(100), 5))
-        seconds.append(dict(made.monitor.seconds))
-        evidence = evidence or made.monitor.evidence
-    return made.parallel.whole(made.parallel.state_dict(module)), seconds, evidence and evidence.flops
+        trainer.fit(module, DataLoader(dataset(100), 5))
+        seconds.append(dict(trainer.monitor.seconds))
+        evidence = evidence or trainer.monitor.evidence
+    return trainer.parallel.whole(trainer.parallel.state_dict(module)), seconds, evidence and evidence.flops
 
 
 def test_a_sharded_step_has_phases_communication_and_flops_in_each_call_and_the_same_bits(tmp_path):
@@ -323,7 +323,7 @@ def test_a_sharded_step_has_phases_communication_and_flops_in_each_call_and_the_
     assert flops == 2 * (2 * layer + 3 * (layer + first + second))
 
 
-def test_shares_and_rates_are_finite(trainer, tmp_path):
-    trainer(logger=fp.CSV(), log_every_n_steps=1, max_steps=3).fit(Classifier(), loader())
+def test_shares_and_rates_are_finite(make_trainer, tmp_path):
+    make_trainer(logger=fp.CSV(), log_every_n_steps=1, max_steps=3).fit(Classifier(), loader())
     for row in read_rows(tmp_path / "run" / NAME)[0]:
         assert all(math.isfinite(value) for value in row.get("seconds", {}).values())

@@ -46,8 +46,10 @@ def test_other_lines_are_no_collectives(line):
 
 def test_a_program_of_four_devices_says_what_they_exchange():
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    made = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
-    found = {one.kind: one for one in collectives(made.stdout)}
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120
+    )
+    found = {one.kind: one for one in collectives(process.stdout)}
     assert found["all-gather"] == Collective("all-gather", 1, 8 * 16 * 4)
     assert found["all-reduce"].nbytes in (2 * 16 * 4 + 4 * 2, 2 * 16 * 4 + 4 * 4)  # XLA may sum bfloat16 as float32
 

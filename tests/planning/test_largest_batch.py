@@ -13,8 +13,8 @@ patient = settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machi
 @patient
 @given(st.integers(1, 2**20), st.integers(1, 2**20))
 def test_enough_tries_find_the_largest_rung(limit, start):
-    found = largest(lambda size: size <= limit, start, tries=50)
-    assert found == max(rung for rung in ladder(2**20) if rung <= limit)
+    batch_size = largest(lambda size: size <= limit, start, tries=50)
+    assert batch_size == max(rung for rung in ladder(2**20) if rung <= limit)
 
 
 @patient
@@ -26,9 +26,9 @@ def test_no_more_tries_than_allowed_and_nothing_that_does_not_fit(limit, start, 
         asked.append(size)
         return size <= limit
 
-    found = largest(fits, start, tries)
+    batch_size = largest(fits, start, tries)
     assert len(asked) == len(set(asked)) <= tries
-    assert found is None or found <= limit
+    assert batch_size is None or batch_size <= limit
 
 
 def test_nothing_fits():

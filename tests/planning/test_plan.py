@@ -104,8 +104,8 @@ def test_what_a_step_in_bfloat16_makes_is_of_that_type_as_in_the_trainer():
         def training_step(self, batch, batch_idx):
             return super().training_step(batch, batch_idx) + torch.zeros(3, 5).sum()
 
-    found = captured(Subject("it", Making(), batch(), 32, "bf16-true"), 32, averages=False)
-    made = [node.meta["val"] for node in found.graph.graph.nodes if node.op == "call_function"]
+    step = captured(Subject("it", Making(), batch(), 32, "bf16-true"), 32, averages=False)
+    made = [node.meta["val"] for node in step.graph.graph.nodes if node.op == "call_function"]
     assert {one.dtype for one in made if getattr(one, "shape", None) == (3, 5)} == {torch.bfloat16}
 
 
@@ -117,10 +117,10 @@ def test_bfloat16_halves_the_state():
 
 
 def test_mixed_precision_keeps_the_state_and_multiplies_in_bfloat16():
-    found = captured(Subject("it", Small(), batch(), 32, "bf16-mixed"), 32, averages=False)
-    products = [node for node in found.graph.graph.nodes if str(node.target) == "aten.mm.default"]
+    step = captured(Subject("it", Small(), batch(), 32, "bf16-mixed"), 32, averages=False)
+    products = [node for node in step.graph.graph.nodes if str(node.target) == "aten.mm.default"]
     assert {node.meta["val"].dtype for node in products} == {torch.bfloat16}
-    assert {node.meta["val"].dtype for node in found.graph.graph.nodes if node.op == "placeholder"} >= {torch.float32}
+    assert {node.meta["val"].dtype for node in step.graph.graph.nodes if node.op == "placeholder"} >= {torch.float32}
 
 
 def test_a_module_may_ask_how_many_steps_there_will_be():
@@ -206,12 +206,12 @@ def test_two_captures_of_a_step_have_one_fingerprint_and_another_batch_another()
 def test_the_command_writes_the_plan_as_json(tmp_path, capsys):
     file = tmp_path / "plan.json"
     assert main(["plan", "demo", "--on", "H100,T4", "--json", str(file), "--format", "json"]) == 0
-    found = json.loads(file.read_text())
-    assert json.loads(capsys.readouterr().out) == found
-    assert [one["on"] for one in found["choices"]] == ["H100", "T4"]
-    assert found["dataset_rows"] == 12_000
-    assert found["choices"][0]["usd"] is None
-    assert found["choices"][1]["sources"][0].startswith("https://")
+    document = json.loads(file.read_text())
+    assert json.loads(capsys.readouterr().out) == document
+    assert [one["on"] for one in document["choices"]] == ["H100", "T4"]
+    assert document["dataset_rows"] == 12_000
+    assert document["choices"][0]["usd"] is None
+    assert document["choices"][1]["sources"][0].startswith("https://")
 
 
 def test_a_configuration_file_is_planned_with_its_batch_precision_and_epochs(tmp_path, capsys):

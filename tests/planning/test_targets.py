@@ -21,26 +21,26 @@ from footplate.planning.targets import target_of
     ],
 )
 def test_a_slice_is_named_by_chips_or_cores_as_its_generation_is(name, topology, devices, chips):
-    found = target_of(name)
-    assert (found.topology, found.devices, found.chips) == (topology, devices, chips)
+    target = target_of(name)
+    assert (target.topology, target.devices, target.chips) == (topology, devices, chips)
 
 
 def test_a_core_of_a_v3_has_half_of_its_chips_memory_and_rates():
-    found = target_of("v3-8")
-    assert found.memory_bytes == 16 * 2**30
-    assert found.flops_per_s("bf16-mixed") == 123e12 / 2
+    target = target_of("v3-8")
+    assert target.memory_bytes == 16 * 2**30
+    assert target.flops_per_s("bf16-mixed") == 123e12 / 2
 
 
 def test_full_single_precision_is_six_products_of_bfloat16_on_a_tpu():
-    found = target_of("v5e-8")
-    assert found.flops_per_s("32-true") == pytest.approx(197e12 / 6)
+    target = target_of("v5e-8")
+    assert target.flops_per_s("32-true") == pytest.approx(197e12 / 6)
 
 
 def test_on_a_gpu_convolutions_are_in_tf32_and_products_of_matrices_are_not():
-    found = target_of("H100")
-    assert found.flops_per_s("32-true") == 67e12
-    assert found.flops_per_s("32-true", convolutions=1.0) == pytest.approx(494.5e12)
-    assert found.flops_per_s("32-true", convolutions=0.5) == pytest.approx(1e12 / (0.5 / 67 + 0.5 / 494.5))
+    target = target_of("H100")
+    assert target.flops_per_s("32-true") == 67e12
+    assert target.flops_per_s("32-true", convolutions=1.0) == pytest.approx(494.5e12)
+    assert target.flops_per_s("32-true", convolutions=0.5) == pytest.approx(1e12 / (0.5 / 67 + 0.5 / 494.5))
     assert target_of("V100").flops_per_s("32-true", convolutions=1.0) == 15.7e12
 
 

@@ -44,21 +44,21 @@ def test_random_steps_are_given_again_bit_for_bit(tmp_path, seed):
     trainer(tmp_path, **settings).fit(module, loader(), loader())
     for step in g.choice([*module.ids], 5, replace=False).tolist():
         again = seeing()
-        found = fp.replay(tmp_path, step, trainer(tmp_path, **settings), again, loader(), loader())
-        check(found, module)
-        assert 0 <= step - 1 - found.first_step < settings["save_every"]
+        replayed = fp.replay(tmp_path, step, trainer(tmp_path, **settings), again, loader(), loader())
+        check(replayed, module)
+        assert 0 <= step - 1 - replayed.first_step < settings["save_every"]
 
 
 def test_model_and_generators_are_where_they_were(tmp_path):
     module = seeing()
     trainer(tmp_path).fit(module, loader())
     again = seeing()
-    found = fp.replay(tmp_path, 8, trainer(tmp_path), again, loader())
-    assert torch.equal(again.loss(found.batch), found.loss)
-    assert found.optimizer_states[0]["state"][0]["step"] == 7
-    found.loss.zero_()
+    replayed = fp.replay(tmp_path, 8, trainer(tmp_path), again, loader())
+    assert torch.equal(again.loss(replayed.batch), replayed.loss)
+    assert replayed.optimizer_states[0]["state"][0]["step"] == 7
+    replayed.loss.zero_()
     parameters = dict(again.named_parameters())
-    assert all(torch.equal(value, found.weights[name]) for name, value in parameters.items())
+    assert all(torch.equal(value, replayed.weights[name]) for name, value in parameters.items())
 
 
 def test_the_directory_of_the_run_stays_as_it_is(tmp_path):
@@ -138,10 +138,10 @@ def test_manual_optimisation_gives_the_gradients_of_one_optimizer(tmp_path):
     began, module, data = program()
     began.fit(module, data)
     for step in (3, 18):
-        found = fp.replay(tmp_path, step, *program())
-        assert all(torch.equal(found.gradients[name], value) for name, value in module.gradients[step].items())
-        assert {name.split(".")[0] for name in found.gradients} == {"net" if step % 2 else "other"}
-        assert torch.equal(found.loss, module.losses[step + step % 2][0])
+        replayed = fp.replay(tmp_path, step, *program())
+        assert all(torch.equal(replayed.gradients[name], value) for name, value in module.gradients[step].items())
+        assert {name.split(".")[0] for name in replayed.gradients} == {"net" if step % 2 else "other"}
+        assert torch.equal(replayed.loss, module.losses[step + step % 2][0])
 
 
 def test_a_torch_dataloader(tmp_path):
@@ -157,15 +157,15 @@ def test_two_ranks(tmp_path):
     run, seen = tmp_path / "run", tmp_path / "seen"
     seen.mkdir()
     trainer(run, devices=2, max_epochs=1).fit(seeing(directory=seen), loader(8))
-    found = fp.replay(run, 7, trainer(run, devices=2, max_epochs=1), seeing(), loader(8))
+    replayed = fp.replay(run, 7, trainer(run, devices=2, max_epochs=1), seeing(), loader(8))
     for rank in range(2):
         noted = [json.loads(line) for line in (seen / f"rank-{rank}").read_text().splitlines()]
         (expected,) = [one for one in noted if one["step"] == 7]
-        assert found.batches[rank][0]["id"].tolist() == expected["ids"]
-        assert found.losses[rank][0].item().hex() == expected["loss"]
+        assert replayed.batches[rank][0]["id"].tolist() == expected["ids"]
+        assert replayed.losses[rank][0].item().hex() == expected["loss"]
 
     # The gradient is the one that led to the weights after the step.
-    assert (found.first_step, len(found.gradients)) == (5, 6)
+    assert (replayed.first_step, len(replayed.gradients)) == (5, 6)
     with pytest.raises(fp.ConfigError, match="made by 2 ranks, and this trainer has 1"):
         fp.replay(run, 7, trainer(run), seeing(), loader(16))
     with pytest.raises(fp.ConfigError, match="2 ranks can't be debugged"):
@@ -176,12 +176,12 @@ def test_the_debugger_stops_in_the_users_step(tmp_path, monkeypatch, capsys):
     trainer(tmp_path, accumulate_grad_batches=2).fit(seeing(), loader())
     module = seeing()
     monkeypatch.setattr(sys, "stdin", io.StringIO("p batch_idx, self.trainer.global_step\nc\np batch_idx\nc\n"))
-    found = fp.replay(tmp_path, 9, trainer(tmp_path, accumulate_grad_batches=2), module, loader(), debug=True)
+    replayed = fp.replay(tmp_path, 9, trainer(tmp_path, accumulate_grad_batches=2), module, loader(), debug=True)
     printed = capsys.readouterr().out
     assert "training_step()" in printed
     assert "(2, 8)" in printed
     assert "(Pdb) 3" in printed
-    assert found.batch_indices == [2, 3]
+    assert replayed.batch_indices == [2, 3]
     assert "training_step" not in vars(module)
 
 
@@ -198,12 +198,12 @@ def test_a_checkpoint_in_the_middle_of_a_step_is_used_only_if_there_is_no_other(
     module = seeing()
     trainer(tmp_path, **settings).fit(module, loader(), ckpt_path="last")
 
-    found = fp.replay(tmp_path, 4, trainer(tmp_path, **settings), seeing(), loader())
-    assert (found.batch_indices, found.begins_inside, found.first_step) == ([9, 10, 11], False, 2)
+    replayed = fp.replay(tmp_path, 4, trainer(tmp_path, **settings), seeing(), loader())
+    assert (replayed.batch_indices, replayed.begins_inside, replayed.first_step) == ([9, 10, 11], False, 2)
     inside = next(path for path in (tmp_path / "checkpoints").iterdir() if "step=3" in path.name)
     part = fp.replay(inside, 4, trainer(tmp_path, **settings), seeing(), loader())
     assert (part.batch_indices, part.begins_inside, part.first_step) == ([10, 11], True, 3)
-    for one in (found, part):
+    for one in (replayed, part):
         assert all(torch.equal(one.gradients[name], value) for name, value in module.gradients[4].items())
 
 

@@ -77,14 +77,14 @@ def test_a_flipped_bit_is_located(tmp_path, seed):
     flip = FlippedBit(step, name, int(g.integers(names[name])), int(g.integers(32)))
     trainer(tmp_path, callbacks=[flip]).fit(module, loader())
 
-    found = fp.verify(tmp_path, 0, None, trainer(tmp_path), seeing(), loader())
-    assert found.steps is not None
-    assert found.difference is not None
-    first, last = found.steps
-    assert first <= step + 1 <= last == found.difference.step
+    verdict = fp.verify(tmp_path, 0, None, trainer(tmp_path), seeing(), loader())
+    assert verdict.steps is not None
+    assert verdict.difference is not None
+    first, last = verdict.steps
+    assert first <= step + 1 <= last == verdict.difference.step
     assert last - first < 5
-    assert any(name in one for one in found.difference.differing)
-    assert len(found.compared) + len(found.skipped) == len(list((tmp_path / "checkpoints").glob("epoch*.ckpt")))
+    assert any(name in one for one in verdict.difference.differing)
+    assert len(verdict.compared) + len(verdict.skipped) == len(list((tmp_path / "checkpoints").glob("epoch*.ckpt")))
 
 
 def test_another_learning_rate_differs_too(tmp_path):
@@ -94,10 +94,10 @@ def test_another_learning_rate_differs_too(tmp_path):
                 trainer.optimizers[0].param_groups[0]["lr"] *= 2
 
     trainer(tmp_path, callbacks=[Hurrying()], max_steps=10).fit(seeing(), loader())
-    found = fp.verify(tmp_path, 0, None, trainer(tmp_path), seeing(), loader())
-    assert found.steps == (6, 10)
-    assert found.difference is not None
-    assert found.difference.differing == []
+    verdict = fp.verify(tmp_path, 0, None, trainer(tmp_path), seeing(), loader())
+    assert verdict.steps == (6, 10)
+    assert verdict.difference is not None
+    assert verdict.difference.differing == []
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
@@ -112,8 +112,8 @@ def test_two_ranks_compare_their_parts(tmp_path, strategy):
 
     def program(*callbacks: fp.Callback) -> tuple[fp.Trainer, Seeing, fp.Loader]:
         torch.manual_seed(3)
-        made = trainer(tmp_path, devices=2, strategy=strategy, max_epochs=1, callbacks=[*callbacks])
-        return made, Plain(), loader(10)
+        settings = {"devices": 2, "strategy": strategy, "max_epochs": 1}
+        return trainer(tmp_path, callbacks=[*callbacks], **settings), Plain(), loader(10)
 
     class Hurrying(fp.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -125,10 +125,10 @@ def test_two_ranks_compare_their_parts(tmp_path, strategy):
 
     began, *rest = program(Hurrying())
     began.fit(*rest)
-    found = fp.verify(tmp_path, 5, None, *program())
-    assert found.steps == (6, 8)
-    assert found.difference is not None
-    assert {one.partition(" of ")[0] for one in found.difference.differing} >= {"state_dict.net.weight"}
+    verdict = fp.verify(tmp_path, 5, None, *program())
+    assert verdict.steps == (6, 8)
+    assert verdict.difference is not None
+    assert {one.partition(" of ")[0] for one in verdict.difference.differing} >= {"state_dict.net.weight"}
     if strategy == "fsdp":
         replayed = fp.replay(tmp_path, 7, *program())
         assert {name: tuple(value.shape) for name, value in replayed.gradients.items()} == {

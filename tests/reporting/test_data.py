@@ -33,9 +33,9 @@ def column(values, kind=None):
 
 
 def test_statistics_of_a_small_table_are_of_all_rows():
-    found = statistics_of("train", fp.Table(samples()))
-    assert (found.num_rows, found.read) == (60, 60)
-    image, label, weight, note = found.columns
+    statistics = statistics_of("train", fp.Table(samples()))
+    assert (statistics.num_rows, statistics.read) == (60, 60)
+    image, label, weight, note = statistics.columns
     assert image.picture == picture(0)
     assert (image.nulls, image.kind) == (0, "binary")
     assert (label.least, label.greatest, label.mean, label.distinct) == (0, 2, 1.0, 3)
@@ -48,9 +48,9 @@ def test_statistics_of_a_small_table_are_of_all_rows():
 def test_statistics_of_a_large_table_are_of_row_groups_at_equal_distances(tmp_path, monkeypatch):
     monkeypatch.setattr(table_statistics, "MOST_ROWS", 300)
     pq.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "t.parquet", row_group_size=100)
-    found = statistics_of("train", fp.Table(tmp_path / "t.parquet"))
-    assert (found.num_rows, found.read) == (1000, 300)
-    assert (found.columns[0].least, found.columns[0].greatest) == (0, 999)
+    statistics = statistics_of("train", fp.Table(tmp_path / "t.parquet"))
+    assert (statistics.num_rows, statistics.read) == (1000, 300)
+    assert (statistics.columns[0].least, statistics.columns[0].greatest) == (0, 999)
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def test_mistakes_on_the_command_line(tmp_path, monkeypatch, capsys, argv, messa
     assert message in capsys.readouterr().err
 
 
-def test_the_callback_writes_a_report_and_records_the_environment(trainer):
-    run = trainer(max_epochs=1, callbacks=[fp.Report()], log_every_n_steps=1, logger=fp.CSV())
+def test_the_callback_writes_a_report_and_records_the_environment(make_trainer):
+    run = make_trainer(max_epochs=1, callbacks=[fp.Report()], log_every_n_steps=1, logger=fp.CSV())
     run.fit(Net(), data())
     page = page_of(run.default_root_dir)
     assert 'class="badge finished"' in page
@@ -141,8 +141,8 @@ def test_the_callback_writes_a_report_and_records_the_environment(trainer):
     ("error", "status"),
     [(ValueError("no"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(143), "interrupted")],
 )
-def test_the_callback_writes_a_report_of_a_run_that_does_not_finish(trainer, error, status):
-    run = trainer(max_epochs=1, callbacks=[fp.Report()], log_every_n_steps=1, logger=fp.CSV())
+def test_the_callback_writes_a_report_of_a_run_that_does_not_finish(make_trainer, error, status):
+    run = make_trainer(max_epochs=1, callbacks=[fp.Report()], log_every_n_steps=1, logger=fp.CSV())
     with pytest.raises(type(error)):
         run.fit(Net(error), data())
     page = page_of(run.default_root_dir)
@@ -150,34 +150,34 @@ def test_the_callback_writes_a_report_of_a_run_that_does_not_finish(trainer, err
     assert "train_loss" in page
 
 
-def test_a_report_that_cannot_be_written_is_a_warning(trainer, caplog):
-    run = trainer(max_epochs=1, callbacks=[fp.Report()], logger=fp.CSV())
+def test_a_report_that_cannot_be_written_is_a_warning(make_trainer, caplog):
+    run = make_trainer(max_epochs=1, callbacks=[fp.Report()], logger=fp.CSV())
     (Path(run.default_root_dir) / "report.html").mkdir(parents=True)
     run.fit(Net(), data())
     assert run.global_step == 8
     assert "The report of this run can't be written" in caplog.text
 
 
-def test_the_callback_needs_plotly_before_training(trainer, monkeypatch):
+def test_the_callback_needs_plotly_before_training(make_trainer, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    run = trainer(max_epochs=1, callbacks=[fp.Report()])
+    run = make_trainer(max_epochs=1, callbacks=[fp.Report()])
     with pytest.raises(MissingExtra):
         run.fit(Net(), data())
     assert run.global_step == 0
 
 
-def test_a_replay_writes_no_report(trainer, caplog):
+def test_a_replay_writes_no_report(make_trainer, caplog):
     class Replaying(fp.Callback):
         saves_nothing = True
 
-    run = trainer(max_epochs=1, callbacks=[fp.Report(), Replaying()])
+    run = make_trainer(max_epochs=1, callbacks=[fp.Report(), Replaying()])
     run.fit(Net(), data())
     assert not Path(run.default_root_dir, "environment.json").exists()
     assert "report" not in caplog.text
 
 
-def test_a_dry_run_writes_no_report(trainer):
-    run = trainer(fast_dev_run=True, callbacks=[fp.Report()])
+def test_a_dry_run_writes_no_report(make_trainer):
+    run = make_trainer(fast_dev_run=True, callbacks=[fp.Report()])
     run.fit(Net(), data())
     assert not (Path(run.default_root_dir) / "report.html").exists()
 

@@ -59,11 +59,11 @@ SCHEDULES = {
 }  # fmt: skip
 
 
-def used(trainer, rate: Rate | None, schedule=None) -> torch.Tensor:
+def used(make_trainer, rate: Rate | None, schedule=None) -> torch.Tensor:
     """The rates of 16 steps: (step, parameter group)."""
     module = Recorder(schedule)
     with everywhere(*([] if rate is None else [Pace(rate)])):
-        trainer(enable_checkpointing=False).fit(module, DATA)
+        make_trainer(enable_checkpointing=False).fit(module, DATA)
     return torch.tensor(module.used, dtype=torch.float64)
 
 
@@ -86,21 +86,21 @@ def test_a_base_takes_the_place_of_the_trainings_own():
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_schedule_stays_what_it_was_on_another_scale(trainer, schedule):
-    own, scaled = used(trainer, None, schedule), used(trainer, Rate(4.0), schedule)
+def test_a_schedule_stays_what_it_was_on_another_scale(make_trainer, schedule):
+    own, scaled = used(make_trainer, None, schedule), used(make_trainer, Rate(4.0), schedule)
     assert own.shape == (16, 2)
     torch.testing.assert_close(scaled, 4 * own)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_the_warm_up_leaves_no_trace_in_the_schedule(trainer, schedule):
-    own, scaled = used(trainer, None, schedule), used(trainer, Rate(4.0, warmup=1.0), schedule)
+def test_the_warm_up_leaves_no_trace_in_the_schedule(make_trainer, schedule):
+    own, scaled = used(make_trainer, None, schedule), used(make_trainer, Rate(4.0, warmup=1.0), schedule)
     ramp = torch.tensor([1 + 3 * step / 8 for step in range(8)] + [4.0] * 8, dtype=torch.float64)
     torch.testing.assert_close(scaled, ramp[:, None] * own)
 
 
-def test_groups_keep_their_ratio_to_a_given_base(trainer):
-    found = used(trainer, Rate(2.0, base=0.3))
+def test_groups_keep_their_ratio_to_a_given_base(make_trainer):
+    found = used(make_trainer, Rate(2.0, base=0.3))
     torch.testing.assert_close(found, torch.tensor([[0.6, 0.3]] * 16, dtype=torch.float64))
 
 
@@ -108,30 +108,30 @@ def test_outside_a_study_a_rate_is_what_it_is():
     assert learning_rate(0.1) == learning_rate(0.1, epoch=3.0) == 0.1
 
 
-def test_code_that_asks_for_its_rate_sees_to_it_itself(trainer):
+def test_code_that_asks_for_its_rate_sees_to_it_itself(make_trainer):
     class Asking(Recorder):
         def configure_optimizers(self):
             return SGD(self.parameters(), lr=learning_rate(0.1))
 
     module = Asking()
     with in_force(Rate(2.0)), everywhere(Pace(Rate(2.0))):
-        trainer(enable_checkpointing=False, max_epochs=1).fit(module, DATA)
+        make_trainer(enable_checkpointing=False, max_epochs=1).fit(module, DATA)
     assert module.trainer.optimizers[0].param_groups[0]["lr"] == 0.2
 
 
-def test_a_training_that_continues_from_a_checkpoint_is_refused(trainer):
-    trainer().fit(Recorder(), DATA)
+def test_a_training_that_continues_from_a_checkpoint_is_refused(make_trainer):
+    make_trainer().fit(Recorder(), DATA)
     with everywhere(Pace(Rate())), pytest.raises(ConfigError, match=r"continues from a checkpoint \(step 16\)"):
-        trainer(max_epochs=4).fit(Recorder(), DATA, ckpt_path="last")
+        make_trainer(max_epochs=4).fit(Recorder(), DATA, ckpt_path="last")
 
 
-def test_a_warm_up_needs_to_know_how_long_an_epoch_is(trainer):
+def test_a_warm_up_needs_to_know_how_long_an_epoch_is(make_trainer):
     class Endless(torch.utils.data.IterableDataset):
         def __iter__(self):
             yield torch.zeros(1)
 
     with everywhere(Pace(Rate(2.0, warmup=1.0))), pytest.raises(ConfigError, match="warmup=0"):
-        trainer().fit(Recorder(), DataLoader(Endless()))
+        make_trainer().fit(Recorder(), DataLoader(Endless()))
 
 
 @pytest.mark.parametrize(

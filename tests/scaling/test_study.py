@@ -67,19 +67,19 @@ def study(tmp_path, monkeypatch):
 
 
 def test_a_trainer_that_knows_nothing_of_it_is_studied(study, tmp_path):
-    found = study(fit, repeat=2)
+    results = study(fit, repeat=2)
 
-    one, two = found.sizes
-    assert [(training.np, training.repeat) for training in found.trainings] == [(1, 0), (2, 0), (1, 1), (2, 1)]
-    assert {training.samples for training in found.trainings} == {EPOCHS * ROWS}  # of all ranks
+    one, two = results.sizes
+    assert [(training.np, training.repeat) for training in results.trainings] == [(1, 0), (2, 0), (1, 1), (2, 1)]
+    assert {training.samples for training in results.trainings} == {EPOCHS * ROWS}  # of all ranks
     assert (one.steps, two.steps) == (EPOCHS * ROWS / BATCH, EPOCHS * ROWS / BATCH / 2)
     assert (one.epochs, one.lr_factor, two.lr_factor) == (EPOCHS, 1.0, 2.0)
-    for size in found.sizes:
+    for size in results.sizes:
         assert 0 < size.seconds.median < size.wall_s.median
         assert sum(size.phases.values()) == pytest.approx(size.seconds.median, rel=0.3)
         assert size.loss.median > 0
     assert one.efficiency == 1.0
-    assert found.reading.startswith("2 processes took")
+    assert results.reading.startswith("2 processes took")
     assert sorted(path.name for path in (tmp_path / "out" / "logs").iterdir()) == [
         "np-1-1",
         "np-1-2",
@@ -89,14 +89,14 @@ def test_a_trainer_that_knows_nothing_of_it_is_studied(study, tmp_path):
 
 
 def test_table_json_and_chart_are_written(study, tmp_path):
-    found = study(plain)
+    results = study(plain)
     written = json.loads((tmp_path / "out/scaling.json").read_text())
-    assert written["reading"] == found.reading
+    assert written["reading"] == results.reading
     assert [size["np"] for size in written["sizes"]] == [1, 2]
     assert written["setup"]["lr_rule"] == "linear"
     page = (tmp_path / "out/scaling.md").read_text()
     assert "| 1 | × 1 | 2 s |" in page
-    assert found.reading in page
+    assert results.reading in page
     picture = (tmp_path / "out/scaling.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", picture[16:24])
@@ -111,19 +111,19 @@ def test_a_plain_function_asks_for_its_rate_and_returns_its_figures(study):
 
 
 def test_a_size_that_fails_is_told_and_hides_no_other(study):
-    found = study(fails_in_two, repeat=2)
-    one, two = found.sizes
+    results = study(fails_in_two, repeat=2)
+    one, two = results.sizes
     assert (one.done, one.loss.median) == (2, 0.25)
     assert (two.done, two.failures) == (0, ("MemoryError: no room for two",))
-    assert [training.np for training in found.trainings] == [1, 2, 1]  # not tried again
-    assert "np=2 failed: MemoryError: no room for two." in found.reading
+    assert [training.np for training in results.trainings] == [1, 2, 1]  # not tried again
+    assert "np=2 failed: MemoryError: no room for two." in results.reading
 
 
 def test_what_a_function_does_not_tell_is_said(study):
-    found = study(lambda: None, np=[1])
-    assert found.sizes[0].loss is None
-    assert any("Only the running time is known" in note for note in found.notes)
-    assert not any("learning rate" in note for note in found.notes)
+    results = study(lambda: None, np=[1])
+    assert results.sizes[0].loss is None
+    assert any("Only the running time is known" in note for note in results.notes)
+    assert not any("learning rate" in note for note in results.notes)
 
 
 def test_a_learning_rate_that_nothing_asked_for_is_not_said_to_have_grown(study):
@@ -133,15 +133,15 @@ def test_a_learning_rate_that_nothing_asked_for_is_not_said_to_have_grown(study)
 
 
 def test_a_metric_of_another_name_is_said_with_what_was_logged(study):
-    found = study(fit, np=[1], monitor="val_lss")
-    assert any('"val_lss" was not logged. Did you mean "val_loss"?' in note for note in found.notes)
+    results = study(fit, np=[1], monitor="val_lss")
+    assert any('"val_lss" was not logged. Did you mean "val_loss"?' in note for note in results.notes)
 
 
 def test_a_training_that_diverges_is_no_failure_and_told(study):
-    found = study(lambda: float("nan"), np=[1])
-    assert (found.sizes[0].done, found.sizes[0].diverged) == (1, 1)
-    assert "val_loss was not finite" in found.reading
-    assert "NaN" not in (found.directory / "scaling.json").read_text()
+    results = study(lambda: float("nan"), np=[1])
+    assert (results.sizes[0].done, results.sizes[0].diverged) == (1, 1)
+    assert "val_loss was not finite" in results.reading
+    assert "NaN" not in (results.directory / "scaling.json").read_text()
 
 
 def test_a_function_that_can_not_travel_is_refused_before_any_training(study):

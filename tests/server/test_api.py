@@ -130,9 +130,9 @@ def test_a_list_is_filtered_and_limited(server: Server, bench: Bench):
 
 def test_everything_that_is_wrong_with_a_spec_is_said_at_once(server: Server, bench: Bench):
     bench.program("")
-    found = submit(server, bench, "no-name", config={"trainingInput": {"masterTyp": "n1-standard-4"}}, args=[])
-    assert (found.status, found.code) == (422, "invalid")
-    keys = {one["key"] for one in found.json["error"]["problems"]}
+    result = submit(server, bench, "no-name", config={"trainingInput": {"masterTyp": "n1-standard-4"}}, args=[])
+    assert (result.status, result.code) == (422, "invalid")
+    keys = {one["key"] for one in result.json["error"]["problems"]}
     assert {"jobId", "trainingInput.masterTyp", "trainingInput.pythonModule"} <= keys
     text = "trainingInput:\n  region: us-central1\n  masterTyp: n1-standard-4\n"
     checked = server("POST", "/api/check", {"config": text}).json
@@ -159,10 +159,10 @@ def test_everything_that_is_wrong_with_a_spec_is_said_at_once(server: Server, be
 @pytest.fixture(scope="module")
 def guarded(serve) -> Server:
     """A server that others can reach, too."""
-    made = serve("--host", "0.0.0.0", FOOTPLATE_TOKEN=SECRET, HF_TOKEN="hf_abcdefghijkl")
-    made.url = made.url.replace("0.0.0.0", "127.0.0.1")
-    made.headers = {"Authorization": f"Bearer {SECRET}"}
-    return made
+    server = serve("--host", "0.0.0.0", FOOTPLATE_TOKEN=SECRET, HF_TOKEN="hf_abcdefghijkl")
+    server.url = server.url.replace("0.0.0.0", "127.0.0.1")
+    server.headers = {"Authorization": f"Bearer {SECRET}"}
+    return server
 
 
 def test_a_directory_is_taken_only_where_nobody_else_can_ask(server: Server, guarded: Server, bench: Bench):

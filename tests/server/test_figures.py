@@ -46,8 +46,8 @@ def test_any_file_is_curves_or_none(text):
 def test_where_there_are_no_curves_it_is_said_why(tmp_path):
     def notes(backend: str = "local", job_dir: str | None = None, host: str = machine.host()) -> tuple[str, str]:
         job = Job("my_job", State.RUNNING, 0.0, 0.0, host, backend, plan={"job_dir": job_dir})
-        found = figures(job, Home(tmp_path), Mask())
-        return found.training_note, found.devices_note
+        points = figures(job, Home(tmp_path), Mask())
+        return points.training_note, points.devices_note
 
     assert notes() == (
         "The job has no job directory, so there are no metrics to find.",
@@ -99,9 +99,9 @@ def test_the_record_of_a_training_becomes_areas_rates_and_advice(tmp_path):
     ]
     (tmp_path / "monitor.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     job = Job("my_job", State.RUNNING, now, now, machine.host(), "local", plan={"job_dir": str(tmp_path)})
-    found = figures(job, Home(tmp_path), Mask())
-    assert found.time_note == ""
-    areas, samples, flops = found.time
+    points = figures(job, Home(tmp_path), Mask())
+    assert points.time_note == ""
+    areas, samples, flops = points.time
     assert (areas.title, areas.kind, areas.unit) == ("Time by cause", "stacked", "share")
     assert [(one.name, one.total) for one in areas.series] == [
         ("forward", 3.0), ("waiting for input", 1.5), ("checkpoints", 1.5),
@@ -110,17 +110,17 @@ def test_the_record_of_a_training_becomes_areas_rates_and_advice(tmp_path):
     assert areas.series[0].y == [0.5, 0.5, 0.5, None, 0.5, 0.5]
     assert (samples.title, samples.series[0].y[0]) == ("Samples per second", 32.0)
     assert (flops.title, flops.series[0].y[0]) == ("FLOPs per second", 2e9)
-    assert found.advice == ["set https://me:[hidden]@host"]
-    assert found.remaining_seconds is not None
-    assert 0.0 <= found.remaining_seconds <= 2.0
+    assert points.advice == ["set https://me:[hidden]@host"]
+    assert points.remaining_seconds is not None
+    assert 0.0 <= points.remaining_seconds <= 2.0
     queued = Job("my_job", State.QUEUED, now, now, machine.host(), "local", plan={"job_dir": str(tmp_path)})
     assert figures(queued, Home(tmp_path), Mask()).remaining_seconds is None
 
 
 def test_without_a_record_one_sentence_explains_it(tmp_path):
     job = Job("my_job", State.RUNNING, 0.0, 0.0, machine.host(), "local", plan={"job_dir": str(tmp_path)})
-    found = figures(job, Home(tmp_path), Mask())
-    assert (found.time, found.advice) == ([], [])
-    assert found.time_note == (
+    points = figures(job, Home(tmp_path), Mask())
+    assert (points.time, points.advice) == ([], [])
+    assert points.time_note == (
         f"There is no monitor.jsonl of this job in {tmp_path} yet. A Trainer writes it about once a second while it trains."
     )

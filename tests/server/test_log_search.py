@@ -28,9 +28,9 @@ def test_lines_are_found_in_any_case_and_numbered_by_process():
         *lines("first", "an Error"), *lines("ERROR: x", source="worker-0"), *lines("error", attempt=2),
         *lines("a \x1b[31mer\x1b[0mror"),
     ]  # fmt: skip
-    found = search(output, "eRRor", Mask())
-    assert (found.count, found.complete) == (4, True)
-    assert [(hit.attempt, hit.source, hit.number, hit.text) for hit in found.hits] == [
+    matches = search(output, "eRRor", Mask())
+    assert (matches.count, matches.complete) == (4, True)
+    assert [(hit.attempt, hit.source, hit.number, hit.text) for hit in matches.hits] == [
         (1, "master-0", 2, "an Error"), (1, "worker-0", 1, "ERROR: x"), (2, "master-0", 1, "error"),
         (1, "master-0", 3, "a error"),
     ]  # fmt: skip
@@ -42,14 +42,14 @@ def test_lines_are_found_in_any_case_and_numbered_by_process():
 def test_a_search_finds_no_part_of_a_secret(begin: int, length: int, colour: str):
     output = lines(f"<{SECRET[:5]}{colour}{SECRET[5:]}>", "nothing")
     part = SECRET[begin : begin + length]
-    found = search(output, part, Mask([SECRET]))
+    matches = search(output, part, Mask([SECRET]))
     # Only what stands in its place can be found.
-    assert [hit.text for hit in found.hits] == [text for text in ("<[hidden]>", "nothing") if part.casefold() in text]
+    assert [hit.text for hit in matches.hits] == [text for text in ("<[hidden]>", "nothing") if part.casefold() in text]
 
 
 def test_the_last_hits_are_kept_all_are_counted_and_long_lines_are_cut():
-    found = search(lines(*(f"line {number}" for number in range(3 * MOST))), "line", Mask())
-    assert (found.count, len(found.hits), found.hits[-1].number) == (3 * MOST, MOST, 3 * MOST)
+    matches = search(lines(*(f"line {number}" for number in range(3 * MOST))), "line", Mask())
+    assert (matches.count, len(matches.hits), matches.hits[-1].number) == (3 * MOST, MOST, 3 * MOST)
     (hit,) = search(lines("x" * 50_000 + "here" + "y" * 50_000), "here", Mask()).hits
     assert len(hit.text) == LONGEST
     assert "here" in hit.text
@@ -57,10 +57,10 @@ def test_the_last_hits_are_kept_all_are_counted_and_long_lines_are_cut():
 
 def test_a_search_ends_when_its_time_is_over():
     began = time.monotonic()
-    found = search((Line(1, "master-0", "x\n") for _ in itertools.count()), "x", Mask(), limit_s=0.2)
+    matches = search((Line(1, "master-0", "x\n") for _ in itertools.count()), "x", Mask(), limit_s=0.2)
     assert time.monotonic() - began < 20
-    assert not found.complete
-    assert 0 < len(found.hits) <= MOST
+    assert not matches.complete
+    assert 0 < len(matches.hits) <= MOST
 
 
 def test_too_many_searches_are_refused():

@@ -58,13 +58,13 @@ class Plain(Classifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def train(trainer, module, data=None, **settings):
+def train(make_trainer, module, data=None, **settings):
     torch.manual_seed(0)
     model = module()
-    made = trainer(**{"max_epochs": 2, **settings})
-    made.fit(model, data or loader())
-    metrics = {name: float(value) for name, value in made.callback_metrics.items()}
-    return torch.cat([value.flatten().float() for value in model.state_dict().values()]), metrics, made
+    trainer = make_trainer(**{"max_epochs": 2, **settings})
+    trainer.fit(model, data or loader())
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return torch.cat([value.flatten().float() for value in model.state_dict().values()]), metrics, trainer
 
 
 OPTIMIZERS = {
@@ -76,35 +76,35 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_clip_val": 0.1}, {"accumulate_grad_batches": 3}], ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_it_learns_and_logs_what_the_eager_step_does(trainer, name, settings):
+def test_it_learns_and_logs_what_the_eager_step_does(make_trainer, name, settings):
     """The learning rate changes at each step, and the last batch of an epoch is smaller."""
-    eager, metrics, _ = train(trainer, lambda: Plain(OPTIMIZERS[name]), **settings)
-    found, found_metrics, made = train(trainer, lambda: Plain(OPTIMIZERS[name]), compile="step", **settings)
+    eager, metrics, _ = train(make_trainer, lambda: Plain(OPTIMIZERS[name]), **settings)
+    found, found_metrics, made = train(make_trainer, lambda: Plain(OPTIMIZERS[name]), compile="step", **settings)
     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
     assert found_metrics == pytest.approx(metrics, rel=1e-4)
     rate = made.optimizers[0].param_groups[0]["lr"]
     assert type(rate) is float
 
 
-def test_nothing_is_compiled_again_for_another_learning_rate_or_a_smaller_batch(trainer, traced_only):
+def test_nothing_is_compiled_again_for_another_learning_rate_or_a_smaller_batch(make_trainer, traced_only):
     def uneven():
         return DataLoader(dataset(44), 10)
 
-    _, _, made = train(trainer, Plain, uneven(), max_epochs=1)
+    _, _, made = train(make_trainer, Plain, uneven(), max_epochs=1)
     assert made.global_step == 5
-    train(trainer, Plain, uneven(), compile="step", max_epochs=1)
+    train(make_trainer, Plain, uneven(), compile="step", max_epochs=1)
     once = traced_only["all"]
-    train(trainer, Plain, uneven(), compile="step", max_epochs=4)
+    train(make_trainer, Plain, uneven(), compile="step", max_epochs=4)
     assert once == 2
     assert traced_only["all"] == 2 * once
 
 
-def test_shapes_that_come_twice_in_a_row_are_compiled(trainer, traced_only, tmp_path):
+def test_shapes_that_come_twice_in_a_row_are_compiled(make_trainer, traced_only, tmp_path):
     """As after a change of the batch size, in one run or between two."""
-    train(trainer, Plain, DataLoader(dataset(40), 10), compile="step", max_epochs=1, default_root_dir=tmp_path)
+    train(make_trainer, Plain, DataLoader(dataset(40), 10), compile="step", max_epochs=1, default_root_dir=tmp_path)
     traced_only.clear()
-    made = trainer(max_epochs=3, compile="step", default_root_dir=tmp_path)
-    made.fit(Plain(), DataLoader(dataset(60), 6), ckpt_path="last")
+    trainer = make_trainer(max_epochs=3, compile="step", default_root_dir=tmp_path)
+    trainer.fit(Plain(), DataLoader(dataset(60), 6), ckpt_path="last")
     assert (traced_only["10 rows"], traced_only["6 rows"]) == (0, 1)
 
 
@@ -116,20 +116,20 @@ class Buckets(torch.utils.data.Sampler):
         return 10
 
 
-def test_a_few_shapes_are_compiled_once_each_with_their_sizes(trainer, traced_only):
+def test_a_few_shapes_are_compiled_once_each_with_their_sizes(make_trainer, traced_only):
     def data():
         return DataLoader(dataset(40), batch_sampler=Buckets())
 
-    eager, _, _ = train(trainer, Plain, data(), max_epochs=2)
-    found, _, _ = train(trainer, Plain, data(), max_epochs=2, compile="step")
+    eager, _, _ = train(make_trainer, Plain, data(), max_epochs=2)
+    found, _, _ = train(make_trainer, Plain, data(), max_epochs=2, compile="step")
     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
     assert (traced_only["4 rows"], traced_only["8 rows"], traced_only["all"]) == (1, 1, 3)
 
 
-def test_shapes_change_a_few_times_only(trainer, monkeypatch, caplog):
+def test_shapes_change_a_few_times_only(make_trainer, monkeypatch, caplog):
     monkeypatch.setattr(compiled_step, "MAX_CHANGES", 1)
     caplog.set_level(logging.INFO, "footplate.step.compiled_step")
-    train(trainer, Plain, DataLoader(dataset(40), batch_sampler=Buckets()), max_epochs=2, compile="step")
+    train(make_trainer, Plain, DataLoader(dataset(40), batch_sampler=Buckets()), max_epochs=2, compile="step")
     changes = [record for record in caplog.records if record.message.startswith("From this batch on")]
     assert [record.args for record in changes] == [([(8, 8), (8,)],)]
 
@@ -156,12 +156,12 @@ class ReadsState(Plain):
         self.factor *= 0.5
 
 
-def test_what_a_step_reads_and_changes_in_python_is_as_in_the_eager_step(trainer):
+def test_what_a_step_reads_and_changes_in_python_is_as_in_the_eager_step(make_trainer):
     results = []
     for compiled in (False, "step"):
         torch.manual_seed(0)
         module = ReadsState()
-        weights, metrics, _ = train(trainer, lambda module=module: module, compile=compiled, max_epochs=3)
+        weights, metrics, _ = train(make_trainer, lambda module=module: module, compile=compiled, max_epochs=3)
         results.append((weights, metrics, torch.stack(module.kept), float(module.last), float(module.seen)))
     eager, found = results
     assert found[1] == pytest.approx(eager[1])
@@ -182,9 +182,9 @@ class Measures(Plain):
         return F.cross_entropy(logits, batch[1])
 
 
-def test_a_metric_object_counts_every_batch(trainer):
-    _, eager, _ = train(trainer, Measures)
-    _, found, _ = train(trainer, Measures, compile="step")
+def test_a_metric_object_counts_every_batch(make_trainer):
+    _, eager, _ = train(make_trainer, Measures)
+    _, found, _ = train(make_trainer, Measures, compile="step")
     assert found == pytest.approx(eager)
 
 
@@ -207,11 +207,11 @@ class Hooked(Plain):
         self.clip_gradients(optimizer, 0.05, "norm")
 
 
-def test_hooks_run_between_the_phases(trainer):
-    eager, _, _ = train(trainer, Hooked, max_epochs=1)
+def test_hooks_run_between_the_phases(make_trainer):
+    eager, _, _ = train(make_trainer, Hooked, max_epochs=1)
     order = Hooked.order[:]
     Hooked.order.clear()
-    found, _, _ = train(trainer, Hooked, compile="step", max_epochs=1)
+    found, _, _ = train(make_trainer, Hooked, compile="step", max_epochs=1)
     assert Hooked.order == order
     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
 
@@ -222,12 +222,12 @@ class OwnOptimizer(torch.optim.SGD):
         self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
 
 
-def test_an_optimizer_that_is_not_torchs_steps_as_it_is(trainer, traced_only):
+def test_an_optimizer_that_is_not_torchs_steps_as_it_is(make_trainer, traced_only):
     def own():
         return Plain(lambda parameters: OwnOptimizer(parameters, lr=0.1))
 
-    eager, _, _ = train(trainer, own, gradient_clip_val=0.1)
-    found, _, made = train(trainer, own, gradient_clip_val=0.1, compile="step")
+    eager, _, _ = train(make_trainer, own, gradient_clip_val=0.1)
+    found, _, made = train(make_trainer, own, gradient_clip_val=0.1, compile="step")
     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
     assert made.optimizers[0].param_groups[0]["steps"] == made.global_step
     assert traced_only["all"] == 1
@@ -238,7 +238,7 @@ class Cut(Exception):
 
 
 @pytest.mark.parametrize("at", [3, 5])
-def test_a_resumed_run_compiles_the_shapes_of_the_first_batch(trainer, tmp_path, traced_only, at):
+def test_a_resumed_run_compiles_the_shapes_of_the_first_batch(make_trainer, tmp_path, traced_only, at):
     """At step 5 the next batch is the smaller one of an epoch."""
 
     class Stops(fp.Callback):
@@ -249,31 +249,31 @@ def test_a_resumed_run_compiles_the_shapes_of_the_first_batch(trainer, tmp_path,
     def data():
         return DataLoader(dataset(54), 10, shuffle=True)
 
-    whole, _, _ = train(trainer, Plain, data(), compile="step", default_root_dir=tmp_path / "whole")
+    whole, _, _ = train(make_trainer, Plain, data(), compile="step", default_root_dir=tmp_path / "whole")
     with pytest.raises(Cut):
-        train(trainer, Plain, data(), compile="step", default_root_dir=tmp_path / "cut", callbacks=[
+        train(make_trainer, Plain, data(), compile="step", default_root_dir=tmp_path / "cut", callbacks=[
             fp.ModelCheckpoint(every_n_train_steps=at, save_top_k=-1), Stops()
         ])  # fmt: skip
     traced_only.clear()
-    made = trainer(max_epochs=2, compile="step", default_root_dir=tmp_path / "cut")
+    trainer = make_trainer(max_epochs=2, compile="step", default_root_dir=tmp_path / "cut")
     model = Plain()
-    made.fit(model, data(), ckpt_path="last")
+    trainer.fit(model, data(), ckpt_path="last")
     assert torch.equal(torch.cat([value.flatten().float() for value in model.state_dict().values()]), whole)
     assert traced_only["10 rows"] == 1
     assert traced_only["4 rows"] == 0
-    state = checkpoint.load(made.checkpoint_callback.last_model_path or made.checkpoint_callback.best_model_path)
+    state = checkpoint.load(trainer.checkpoint_callback.last_model_path or trainer.checkpoint_callback.best_model_path)
     assert not isinstance(state["optimizer_states"][0]["param_groups"][0]["lr"], torch.Tensor)
 
 
-def test_ranks_average_gradients(trainer, tmp_path):
+def test_ranks_average_gradients(make_trainer, tmp_path):
     def run(compiled):
         data, root = DataLoader(dataset(64), 8), tmp_path / str(compiled)
-        return train(trainer, Plain, data, compile=compiled, default_root_dir=root)[0]
+        return train(make_trainer, Plain, data, compile=compiled, default_root_dir=root)[0]
 
     eager = ranks.run(lambda: run(False), 2)
-    found = ranks.run(lambda: run("step"), 2)
-    torch.testing.assert_close(found[0], eager[0], rtol=1e-4, atol=1e-5)
-    assert torch.equal(found[0], found[1])
+    of_ranks = ranks.run(lambda: run("step"), 2)
+    torch.testing.assert_close(of_ranks[0], eager[0], rtol=1e-4, atol=1e-5)
+    assert torch.equal(of_ranks[0], of_ranks[1])
 
 
 class ByHand(Classifier):
@@ -296,29 +296,31 @@ class OwnStep(Classifier):
         (Classifier, {"accelerator": "xla"}, "every step is compiled"),
     ],
 )
-def test_what_cannot_be_compiled_as_a_step_is_refused(trainer, module, settings, message):
+def test_what_cannot_be_compiled_as_a_step_is_refused(make_trainer, module, settings, message):
     with pytest.raises(fp.ConfigError, match=message):
-        trainer(**{"compile": "step", "max_epochs": 1, **settings}).fit(module(), loader())
+        make_trainer(**{"compile": "step", "max_epochs": 1, **settings}).fit(module(), loader())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_compiled_for_real_it_learns_the_same(trainer, monkeypatch, precision):
+def test_compiled_for_real_it_learns_the_same(make_trainer, monkeypatch, precision):
     monkeypatch.setitem(compiled_step.BACKENDS, "step", "inductor")
-    eager, metrics, _ = train(trainer, Plain, precision=precision, gradient_clip_val=0.5)
-    found, found_metrics, _ = train(trainer, Plain, precision=precision, gradient_clip_val=0.5, compile="step")
+    eager, metrics, _ = train(make_trainer, Plain, precision=precision, gradient_clip_val=0.5)
+    found, found_metrics, _ = train(make_trainer, Plain, precision=precision, gradient_clip_val=0.5, compile="step")
     tolerance = 1e-4 if precision == "32-true" else 0.02
     torch.testing.assert_close(found, eager, rtol=tolerance, atol=tolerance)
     assert found_metrics == pytest.approx(metrics, rel=10 * tolerance)
 
 
 @pytest.mark.slow
-def test_compiled_for_real_a_resumed_run_is_bit_for_bit_the_run_that_was_not(trainer, monkeypatch, tmp_path):
+def test_compiled_for_real_a_resumed_run_is_bit_for_bit_the_run_that_was_not(make_trainer, monkeypatch, tmp_path):
     """With dropout, which Inductor draws, and a smaller last batch."""
     monkeypatch.setitem(compiled_step.BACKENDS, "step", "inductor")
     data = DataLoader(dataset(44), 10, shuffle=True)
-    whole, _, _ = train(trainer, Classifier, data, compile="step", max_epochs=4, default_root_dir=tmp_path / "whole")
-    train(trainer, Classifier, data, compile="step", max_epochs=2, default_root_dir=tmp_path / "cut")
+    whole, _, _ = train(
+        make_trainer, Classifier, data, compile="step", max_epochs=4, default_root_dir=tmp_path / "whole"
+    )
+    train(make_trainer, Classifier, data, compile="step", max_epochs=2, default_root_dir=tmp_path / "cut")
     model = Classifier()
-    trainer(max_epochs=4, compile="step", default_root_dir=tmp_path / "cut").fit(model, data, ckpt_path="last")
+    make_trainer(max_epochs=4, compile="step", default_root_dir=tmp_path / "cut").fit(model, data, ckpt_path="last")
     assert torch.equal(torch.cat([value.flatten() for value in model.state_dict().values()]), whole)

@@ -102,7 +102,7 @@ def test_any_other_form_is_refused_with_what_to_write(name):
         configure(Returns(form))
 
 
-def rates(trainer, form, **kwargs) -> list[float]:
+def rates(make_trainer, form, **kwargs) -> list[float]:
     """The first optimizer's learning rate at each batch of two epochs of 12."""
     seen: list[float] = []
 
@@ -110,19 +110,19 @@ def rates(trainer, form, **kwargs) -> list[float]:
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             seen.append(round(trainer.optimizers[0].param_groups[0]["lr"], 6))
 
-    trainer(callbacks=[Watch()], **kwargs).fit(Returns(form), loader(), loader(20))
+    make_trainer(callbacks=[Watch()], **kwargs).fit(Returns(form), loader(), loader(20))
     return seen
 
 
-def test_a_scheduler_steps_after_each_epoch_unless_told_otherwise(trainer):
-    seen = rates(trainer, lambda a, b: ([a], [StepLR(a, 1, gamma=0.5)]), max_epochs=3)
+def test_a_scheduler_steps_after_each_epoch_unless_told_otherwise(make_trainer):
+    seen = rates(make_trainer, lambda a, b: ([a], [StepLR(a, 1, gamma=0.5)]), max_epochs=3)
     assert seen == [0.1] * 12 + [0.05] * 12 + [0.025] * 12
 
 
-def test_a_scheduler_may_step_after_every_so_many_optimizer_steps(trainer):
+def test_a_scheduler_may_step_after_every_so_many_optimizer_steps(make_trainer):
     settings = {"interval": "step", "frequency": 4}
     seen = rates(
-        trainer,
+        make_trainer,
         lambda a, b: ([a], [{"scheduler": StepLR(a, 1, gamma=0.5), **settings}]),
         max_epochs=1,
         accumulate_grad_batches=2,
@@ -130,7 +130,7 @@ def test_a_scheduler_may_step_after_every_so_many_optimizer_steps(trainer):
     assert seen == [0.1] * 8 + [0.05] * 4
 
 
-def test_a_plateau_scheduler_by_step_sees_what_the_step_has_logged(trainer):
+def test_a_plateau_scheduler_by_step_sees_what_the_step_has_logged(make_trainer):
     class Logging(Classifier):
         def training_step(self, batch, batch_idx):
             self.log("index", float(batch_idx))
@@ -141,12 +141,12 @@ def test_a_plateau_scheduler_by_step_sees_what_the_step_has_logged(trainer):
             plateau = {"scheduler": ReduceLROnPlateau(optimizer, patience=0), "interval": "step", "monitor": "index"}
             return {"optimizer": optimizer, "lr_scheduler": plateau}
 
-    made = trainer(max_epochs=1, limit_train_batches=4)
-    made.fit(Logging(), loader())
-    assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3)
+    trainer = make_trainer(max_epochs=1, limit_train_batches=4)
+    trainer.fit(Logging(), loader())
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3)
 
 
-def test_a_plateau_scheduler_of_manual_optimisation_needs_no_monitor(trainer):
+def test_a_plateau_scheduler_of_manual_optimisation_needs_no_monitor(make_trainer):
     class Manual(Classifier):
         automatic_optimization = False
 
@@ -157,30 +157,30 @@ def test_a_plateau_scheduler_of_manual_optimisation_needs_no_monitor(trainer):
             optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
             return [optimizer], [ReduceLROnPlateau(optimizer, patience=0)]
 
-    made = trainer(max_epochs=1, limit_train_batches=3)
-    made.fit(Manual(), loader())
-    assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-2)
+    trainer = make_trainer(max_epochs=1, limit_train_batches=3)
+    trainer.fit(Manual(), loader())
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-2)
 
 
-def test_a_plateau_scheduler_is_given_the_monitored_metric(trainer):
+def test_a_plateau_scheduler_is_given_the_monitored_metric(make_trainer):
     def plateau(a, b):
         scheduler = ReduceLROnPlateau(a, patience=0, threshold=0.99, factor=0.5)
         return {"optimizer": a, "lr_scheduler": scheduler, "monitor": "val_loss"}
 
-    assert rates(trainer, plateau, max_epochs=3)[::12] == [0.1, 0.1, 0.05]
+    assert rates(make_trainer, plateau, max_epochs=3)[::12] == [0.1, 0.1, 0.05]
 
 
-def test_a_misspelt_monitor_of_a_scheduler_is_named_with_the_nearest_metric(trainer):
+def test_a_misspelt_monitor_of_a_scheduler_is_named_with_the_nearest_metric(make_trainer):
     def plateau(a, b):
         return {"optimizer": a, "lr_scheduler": ReduceLROnPlateau(a), "monitor": "val_los"}
 
     with pytest.raises(fp.ConfigError, match=r'"val_los".*Did you mean "val_loss"'):
-        rates(trainer, plateau)
+        rates(make_trainer, plateau)
 
 
-def test_several_optimizers_need_manual_optimisation(trainer):
+def test_several_optimizers_need_manual_optimisation(make_trainer):
     with pytest.raises(fp.ConfigError, match="automatic_optimization = False"):
-        trainer().fit(Returns(lambda a, b: [a, b]), loader())
+        make_trainer().fit(Returns(lambda a, b: [a, b]), loader())
 
 
 def test_only_optimizers_that_must_be_given_a_closure_want_one():
@@ -212,7 +212,7 @@ class Plain(torch.optim.SGD):
             parameter.data -= 0.1 * parameter.grad
 
 
-def test_an_optimizer_that_evaluates_a_batch_twice_trains_as_in_a_plain_loop(trainer):
+def test_an_optimizer_that_evaluates_a_batch_twice_trains_as_in_a_plain_loop(make_trainer):
     class Net(fp.Module):
         def __init__(self):
             super().__init__()
@@ -227,7 +227,7 @@ def test_an_optimizer_that_evaluates_a_batch_twice_trains_as_in_a_plain_loop(tra
     trained, model = Net(), Net()
     model.load_state_dict(trained.state_dict())
     batches = list(loader(40))
-    trainer(max_epochs=1).fit(trained, batches)
+    make_trainer(max_epochs=1).fit(trained, batches)
 
     optimizer = model.configure_optimizers()
     for batch in batches:
@@ -250,7 +250,7 @@ def test_an_optimizer_that_ignores_its_closure_gets_none():
     assert not may_use_closure(torch.optim.AdamW(parameters))
 
 
-def test_arguments_of_a_step_by_hand_reach_the_optimizer(trainer):
+def test_arguments_of_a_step_by_hand_reach_the_optimizer(make_trainer):
     class Scaled(torch.optim.SGD):
         def step(self, closure=None, *, scale=1.0):
             scales.append(scale)
@@ -269,11 +269,11 @@ def test_arguments_of_a_step_by_hand_reach_the_optimizer(trainer):
             optimizer.step(scale=batch_idx)
 
     scales: list[float] = []
-    trainer(max_epochs=1, limit_train_batches=3).fit(ByHand(), loader())
+    make_trainer(max_epochs=1, limit_train_batches=3).fit(ByHand(), loader())
     assert scales == [0, 1, 2]
 
 
-def test_lbfgs_trains(trainer):
+def test_lbfgs_trains(make_trainer):
     class Newton(Classifier):
         def configure_optimizers(self):
             return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4)
@@ -286,7 +286,7 @@ def test_lbfgs_trains(trainer):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             losses.append(float(outputs))
 
-    made = trainer(max_epochs=1, callbacks=[Watch()])
-    made.fit(model, loader(shuffle=False))
-    assert made.global_step == 12
+    trainer = make_trainer(max_epochs=1, callbacks=[Watch()])
+    trainer.fit(model, loader(shuffle=False))
+    assert trainer.global_step == 12
     assert sum(losses[6:]) < sum(losses[:6])

@@ -42,13 +42,13 @@ class Looks(Classifier):
         super().validation_step(batch, batch_idx)
 
 
-def test_what_configure_model_makes_has_the_type_of_the_parameters(trainer):
+def test_what_configure_model_makes_has_the_type_of_the_parameters(make_trainer):
     class Late(Classifier):
         def configure_model(self):
             self.angles = torch.complex(torch.rand(2), torch.rand(2))
 
     model = Late()
-    trainer(precision="64-true", fast_dev_run=True).fit(model, loader())
+    make_trainer(precision="64-true", fast_dev_run=True).fit(model, loader())
     assert model.angles.dtype == torch.complex128
     assert torch.get_default_dtype() == torch.float32
 
@@ -63,40 +63,40 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("precision", EXPECTED)
-def test_training_and_evaluation_are_done_in_these_types(precision, trainer):
+def test_training_and_evaluation_are_done_in_these_types(precision, make_trainer):
     model = Looks()
-    made = trainer(precision=precision, max_epochs=1)
-    made.fit(model, loader())
+    trainer = make_trainer(precision=precision, max_epochs=1)
+    trainer.fit(model, loader())
     assert model.seen == EXPECTED[precision]
-    made.validate(model, loader(20), verbose=False)
+    trainer.validate(model, loader(20), verbose=False)
     assert model.seen == EXPECTED[precision]
     assert torch.get_default_dtype() == torch.float32
-    assert all(torch.isfinite(value) for value in made.callback_metrics.values())
+    assert all(torch.isfinite(value) for value in trainer.callback_metrics.values())
 
 
 @pytest.mark.parametrize("precision", EXPECTED)
-def test_it_learns_and_resumes_in_every_precision(precision, trainer):
+def test_it_learns_and_resumes_in_every_precision(precision, make_trainer):
     torch.manual_seed(0)
     whole = Classifier()
-    trainer(precision=precision, max_epochs=2, enable_checkpointing=False).fit(whole, loader())
+    make_trainer(precision=precision, max_epochs=2, enable_checkpointing=False).fit(whole, loader())
     torch.manual_seed(0)
-    first = trainer(precision=precision, max_epochs=1)
+    first = make_trainer(precision=precision, max_epochs=1)
     first.fit(Classifier(), loader())
     saved = checkpoint.load(first.checkpoint_callback.last_model_path)
     resumed = Classifier()
-    trainer(precision=precision, max_epochs=2).fit(resumed, loader(), ckpt_path="last")
+    make_trainer(precision=precision, max_epochs=2).fit(resumed, loader(), ckpt_path="last")
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
     assert saved["state_dict"]["net.0.weight"].dtype == EXPECTED[precision]["parameters"]
 
 
-def test_mixed_and_whole_precision_agree_about_as_well_as_their_types(trainer):
+def test_mixed_and_whole_precision_agree_about_as_well_as_their_types(make_trainer):
     results = {}
     for precision in ("64-true", "32-true", "bf16-mixed"):
         torch.manual_seed(0)
-        made = trainer(precision=precision, max_epochs=2)
-        made.fit(Classifier(), loader())
-        results[precision] = made.callback_metrics["train_loss_epoch"].item()
+        trainer = make_trainer(precision=precision, max_epochs=2)
+        trainer.fit(Classifier(), loader())
+        results[precision] = trainer.callback_metrics["train_loss_epoch"].item()
     assert results["32-true"] == pytest.approx(results["64-true"], rel=0.05)
     assert results["bf16-mixed"] == pytest.approx(results["32-true"], rel=0.05)
     assert results["bf16-mixed"] != results["32-true"]
@@ -121,7 +121,7 @@ def test_every_name_says_what_it_keeps_and_what_it_computes_in(name):
     assert precision.plain == (name == "32-true")
 
 
-def test_on_the_cpu_16_mixed_is_a_plain_loop_under_autocast_to_bfloat16(trainer, caplog):
+def test_on_the_cpu_16_mixed_is_a_plain_loop_under_autocast_to_bfloat16(make_trainer, caplog):
     def fresh() -> Classifier:
         torch.manual_seed(0)
         model = Classifier()
@@ -129,7 +129,7 @@ def test_on_the_cpu_16_mixed_is_a_plain_loop_under_autocast_to_bfloat16(trainer,
         return model
 
     model, plain = fresh(), fresh()
-    trainer(precision="16-mixed", max_epochs=1).fit(model, loader(shuffle=False))
+    make_trainer(precision="16-mixed", max_epochs=1).fit(model, loader(shuffle=False))
     assert caplog.text.count('a CPU trains in "bf16-mixed" instead') == 1
 
     optimizer = plain.configure_optimizers()
@@ -144,9 +144,9 @@ def test_on_the_cpu_16_mixed_is_a_plain_loop_under_autocast_to_bfloat16(trainer,
 
 
 @pytest.mark.parametrize("name", ["16-true"])
-def test_what_a_device_does_not_train_in_is_refused_with_what_it_does(name, trainer):
+def test_what_a_device_does_not_train_in_is_refused_with_what_it_does(name, make_trainer):
     with pytest.raises(fp.ConfigError, match=r"cpu does not support it.*bf16-mixed"):
-        trainer(precision=name)
+        make_trainer(precision=name)
 
 
 class Half(CPU):
@@ -191,11 +191,11 @@ class ByHand(fp.Module):
 
 
 @pytest.mark.parametrize("clip", [0.01, 0.0])
-def test_gradients_of_manual_optimisation_are_unscaled_once_for_clipping_hooks_and_steps(clip, trainer):
+def test_gradients_of_manual_optimisation_are_unscaled_once_for_clipping_hooks_and_steps(clip, make_trainer):
     found = {}
     for precision in ("32-true", "16-mixed"):
         model = found[precision] = ByHand(clip)
-        trainer(accelerator=Half(), precision=precision, max_steps=16, max_epochs=-1).fit(model, loader())
+        make_trainer(accelerator=Half(), precision=precision, max_steps=16, max_epochs=-1).fit(model, loader())
     assert len(found["32-true"].norms) == 16
     assert found["16-mixed"].norms == pytest.approx(found["32-true"].norms, rel=0.02)
     torch.testing.assert_close(
@@ -203,7 +203,7 @@ def test_gradients_of_manual_optimisation_are_unscaled_once_for_clipping_hooks_a
     )
 
 
-def test_clipping_between_two_backward_passes_of_one_step_is_an_error(trainer):
+def test_clipping_between_two_backward_passes_of_one_step_is_an_error(make_trainer):
     class Mixes(ByHand):
         def training_step(self, batch, batch_idx):
             first, _ = self.optimizers()
@@ -212,7 +212,7 @@ def test_clipping_between_two_backward_passes_of_one_step_is_an_error(trainer):
                 self.clip_gradients(first, 0.1)
 
     with pytest.raises(RuntimeError, match=r"unscale_\(\) has already been called"):
-        trainer(accelerator=Half(), precision="16-mixed", max_epochs=1).fit(Mixes(0.1), loader())
+        make_trainer(accelerator=Half(), precision="16-mixed", max_epochs=1).fit(Mixes(0.1), loader())
 
 
 @pytest.mark.parametrize("name", ["64-true", "bf16-true"])

@@ -60,25 +60,25 @@ def alike(trainer, graphs, module=Logs, rtol=1e-4, **settings):
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_after_three_steps_each_step_is_a_replay(trainer, graphs, optimizer, clip):
+def test_after_three_steps_each_step_is_a_replay(make_trainer, graphs, optimizer, clip):
     """Each replay draws its own dropout, steps with the falling learning rate, and logs its loss."""
-    alike(trainer, graphs, lambda: Logs(optimizer), gradient_clip_val=clip)
+    alike(make_trainer, graphs, lambda: Logs(optimizer), gradient_clip_val=clip)
     assert (graphs.captured, graphs.replays) == (1, 36 - 3)
 
 
-def test_a_smaller_batch_runs_eagerly_in_between(trainer, graphs):
-    alike(trainer, graphs, data=DataLoader(dataset(84), 10))
+def test_a_smaller_batch_runs_eagerly_in_between(make_trainer, graphs):
+    alike(make_trainer, graphs, data=DataLoader(dataset(84), 10))
     assert (graphs.captured, graphs.replays) == (1, 3 * 8 - 3)
 
 
-def test_another_batch_size_has_a_graph_of_its_own(trainer, graphs, tmp_path):
+def test_another_batch_size_has_a_graph_of_its_own(make_trainer, graphs, tmp_path):
     def run(compiled):
         settings = {"compile": compiled, "default_root_dir": tmp_path / str(compiled)}
-        train(trainer, data=DataLoader(dataset(80), 10), max_epochs=1, **settings)
+        train(make_trainer, data=DataLoader(dataset(80), 10), max_epochs=1, **settings)
         torch.manual_seed(0)
         model = Logs()
-        made = trainer(max_epochs=3, **settings)
-        made.fit(model, DataLoader(dataset(80), 8), ckpt_path="last")
+        trainer = make_trainer(max_epochs=3, **settings)
+        trainer.fit(model, DataLoader(dataset(80), 8), ckpt_path="last")
         return torch.cat([value.flatten() for value in model.state_dict().values()])
 
     torch.testing.assert_close(run("step"), run(False), rtol=1e-4, atol=1e-5)
@@ -103,9 +103,9 @@ class Reads(Logs):
         self.factor *= 0.5
 
 
-def test_an_attribute_that_changes_ends_a_graph(trainer, graphs, caplog):
+def test_an_attribute_that_changes_ends_a_graph(make_trainer, graphs, caplog):
     """What the step puts on the module is there after a replay, and stays as it was after the next."""
-    eager, found = alike(trainer, graphs, Reads)
+    eager, found = alike(make_trainer, graphs, Reads)
     torch.testing.assert_close(torch.stack(found.kept), torch.stack(eager.kept), rtol=1e-4, atol=1e-5)
     assert graphs.replays == 9
     assert "numbers or tensors of the CPU" in caplog.text
@@ -124,8 +124,8 @@ class ReadsFlag(Logs):
         self.doubled = self.current_epoch % 2 == 1
 
 
-def test_a_step_has_a_graph_for_each_way_that_it_takes(trainer, graphs):
-    alike(trainer, graphs, ReadsFlag)
+def test_a_step_has_a_graph_for_each_way_that_it_takes(make_trainer, graphs):
+    alike(make_trainer, graphs, ReadsFlag)
     assert (graphs.captured, graphs.replays) == (2, 9 + 9 + 12)
 
 
@@ -150,8 +150,8 @@ class KeepsBatches(Logs):
         self.returned.append(outputs["first"])
 
 
-def test_a_batch_that_the_module_keeps_is_not_overwritten(trainer, graphs):
-    eager, found = alike(trainer, graphs, KeepsBatches)
+def test_a_batch_that_the_module_keeps_is_not_overwritten(make_trainer, graphs):
+    eager, found = alike(make_trainer, graphs, KeepsBatches)
     assert torch.equal(torch.stack(found.kept), torch.stack(eager.kept))
     assert torch.equal(torch.stack(found.returned), torch.stack(eager.returned))
     assert graphs.replays > 15
@@ -165,11 +165,11 @@ class SeesGradients(fp.Callback):
         self.norms.append(float(pl_module.net[0].weight.grad.norm()))
 
 
-def test_gradients_are_those_of_the_latest_step(trainer, graphs):
+def test_gradients_are_those_of_the_latest_step(make_trainer, graphs):
     norms = []
     for compiled in (False, "step"):
         callback = SeesGradients()
-        train(trainer, data=DataLoader(dataset(84), 10), compile=compiled, callbacks=[callback])
+        train(make_trainer, data=DataLoader(dataset(84), 10), compile=compiled, callbacks=[callback])
         norms.append(callback.norms)
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
     assert graphs.replays == 3 * 8 - 3
@@ -224,13 +224,13 @@ class GradientHook(Logs):
         (lambda: Logs(lambda parameters, lr: Own(parameters, lr)), "the step of Own is not torch's own"),
     ],
 )
-def test_a_step_that_a_graph_would_do_wrong_is_none(trainer, graphs, caplog, module, reason):
-    alike(trainer, graphs, module)
+def test_a_step_that_a_graph_would_do_wrong_is_none(make_trainer, graphs, caplog, module, reason):
+    alike(make_trainer, graphs, module)
     assert graphs.replays == 0
     assert reason in caplog.text
 
 
-def test_a_capture_that_fails_ends_graphs_and_its_first_error_is_named(trainer, graphs, caplog, monkeypatch):
+def test_a_capture_that_fails_ends_graphs_and_its_first_error_is_named(make_trainer, graphs, caplog, monkeypatch):
     @contextlib.contextmanager
     def capture(graph, *settings):
         try:
@@ -242,7 +242,7 @@ def test_a_capture_that_fails_ends_graphs_and_its_first_error_is_named(trainer, 
     monkeypatch.setattr(torch.cuda, "graph", capture)
     # torch's captures run nothing; this one runs its operations, so it has none that change weights.
     monkeypatch.setattr(compiled_step.CompiledStep, "after_forward", lambda self, loss: None)
-    alike(trainer, graphs)
+    alike(make_trainer, graphs)
     assert (graphs.captured, graphs.replays) == (0, 0)
     assert "it can't be captured: ValueError: an operation can't be captured" in caplog.text
     assert gc.isenabled()
@@ -253,8 +253,8 @@ class Own(torch.optim.SGD):
         return super().step()
 
 
-def test_a_tensor_that_is_another_one_each_time_is_not_replayed(trainer, graphs):
-    alike(trainer, graphs, Remembers)
+def test_a_tensor_that_is_another_one_each_time_is_not_replayed(make_trainer, graphs):
+    alike(make_trainer, graphs, Remembers)
     assert graphs.replays == 0
 
 
@@ -279,9 +279,9 @@ class Exchanges(fp.Callback):
 
 
 @pytest.mark.parametrize(("what", "replays"), [("parameter", 27), ("state", 27), ("setting", 7), ("frozen", 30)])
-def test_what_a_callback_changes_is_seen(trainer, graphs, what, replays):
+def test_what_a_callback_changes_is_seen(make_trainer, graphs, what, replays):
     def run(compiled):
-        return train(trainer, Logs, callbacks=[Exchanges(what)], compile=compiled, max_epochs=3)[0]
+        return train(make_trainer, Logs, callbacks=[Exchanges(what)], compile=compiled, max_epochs=3)[0]
 
     eager, found = run(False), run("step")
     torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
@@ -302,43 +302,43 @@ class Watches(fp.Callback):
         self.calls += 1
 
 
-def test_a_hook_of_the_optimizer_is_called_from_its_registration_on(trainer, graphs, caplog):
+def test_a_hook_of_the_optimizer_is_called_from_its_registration_on(make_trainer, graphs, caplog):
     watches = Watches()
-    train(trainer, callbacks=[watches], compile="step")
+    train(make_trainer, callbacks=[watches], compile="step")
     assert (watches.calls, graphs.replays) == (26, 7)
     assert "the step of AdamW is not one program" in caplog.text
 
 
-def test_the_memory_of_graphs_is_freed_after_a_call(trainer, graphs):
+def test_the_memory_of_graphs_is_freed_after_a_call(make_trainer, graphs):
     def alive():
         gc.collect()
         return sum(1 for each in gc.get_objects() if type(each) is RecordedGraph)
 
     before = alive()
-    made = trainer(max_epochs=1, compile="step")
-    made.fit(Logs(), loader())
+    trainer = make_trainer(max_epochs=1, compile="step")
+    trainer.fit(Logs(), loader())
     assert graphs.replays == 9
     assert alive() == before
 
 
-def test_batch_norm_counts_in_a_replay(trainer, graphs):
+def test_batch_norm_counts_in_a_replay(make_trainer, graphs):
     def module():
         # The bias before a batch norm has no gradient but rounding, which AdamW would magnify.
         model = Logs(torch.optim.SGD)
         model.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
         return model
 
-    _, found = alike(trainer, graphs, module)
+    _, found = alike(make_trainer, graphs, module)
     assert int(found.net[1].num_batches_tracked) == 36
     assert graphs.replays == 33
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(trainer, graphs, tmp_path):
-    whole, _, _ = train(trainer, default_root_dir=tmp_path / "whole", compile="step")
-    train(trainer, default_root_dir=tmp_path / "cut", compile="step", max_epochs=2)
-    again, _, _ = train(trainer, default_root_dir=tmp_path / "cut", compile="step", max_epochs=2)
+def test_a_resumed_run_goes_on_bit_for_bit(make_trainer, graphs, tmp_path):
+    whole, _, _ = train(make_trainer, default_root_dir=tmp_path / "whole", compile="step")
+    train(make_trainer, default_root_dir=tmp_path / "cut", compile="step", max_epochs=2)
+    again, _, _ = train(make_trainer, default_root_dir=tmp_path / "cut", compile="step", max_epochs=2)
     assert not torch.equal(again, whole)
-    made = trainer(max_epochs=3, default_root_dir=tmp_path / "cut", compile="step")
+    trainer = make_trainer(max_epochs=3, default_root_dir=tmp_path / "cut", compile="step")
     model = Logs()
-    made.fit(model, loader(), ckpt_path="last")
+    trainer.fit(model, loader(), ckpt_path="last")
     assert torch.equal(torch.cat([value.flatten().float() for value in model.state_dict().values()]), whole)

@@ -130,6 +130,6 @@ def saves_and_ends_with_143(directory: Path, announce: Callable[[], None]) -> No
     announce()
     assert process.wait(60) == 143
     process.stdout.close()
-    found = checkpoint.newest([directory / "run"])
-    assert found is not None
-    assert checkpoint.read_meta(found)["global_step"] >= 5
+    newest = checkpoint.newest([directory / "run"])
+    assert newest is not None
+    assert checkpoint.read_meta(newest)["global_step"] >= 5

@@ -124,20 +124,25 @@ def test_a_tilde_in_default_root_dir_is_the_home_directory(tmp_path, monkeypatch
     assert Trainer(default_root_dir="~/run", logger=False).run_dir == tmp_path / "run"
 
 
-def test_variables_stand_for_arguments_that_are_not_given(monkeypatch, trainer, caplog):
+def test_variables_stand_for_arguments_that_are_not_given(monkeypatch, make_trainer, caplog):
     for name, text in {
         "MAX_STEPS": "7", "LOGGER": "False", "CALLBACKS": "", "DEVICES": "auto", "ACCELERATOR": "tpu", "EPOCHS": "3",
         "LIMIT_VAL_BATCHES": "0.5", "DEFAULT_ROOT_DIR": "elsewhere",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"PL_TRAINER_{name}", text)
-    made = Trainer(accelerator="cpu", enable_progress_bar=False)
-    assert (made.max_steps, made.loggers, made.limit_val_batches, made.run_dir) == (7, [], 0.5, Path("elsewhere"))
-    assert made.config.max_steps == 7
+    trainer = Trainer(accelerator="cpu", enable_progress_bar=False)
+    assert (trainer.max_steps, trainer.loggers, trainer.limit_val_batches, trainer.run_dir) == (
+        7,
+        [],
+        0.5,
+        Path("elsewhere"),
+    )
+    assert trainer.config.max_steps == 7
     assert "PL_TRAINER_EPOCHS is ignored: Trainer has no argument epochs." in caplog.text
-    assert trainer(max_steps=5).max_steps == 5
+    assert make_trainer(max_steps=5).max_steps == 5
 
 
-def test_a_variable_is_checked_as_its_argument_is(monkeypatch, trainer):
+def test_a_variable_is_checked_as_its_argument_is(monkeypatch, make_trainer):
     monkeypatch.setenv("PL_TRAINER_MAX_STEPS", "many")
     with pytest.raises(ConfigError, match="max_steps='many'"):
-        trainer()
+        make_trainer()

@@ -43,9 +43,9 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("argument", "message"), ARGUMENTS, ids=[str(next(iter(a.items()))) for a, _ in ARGUMENTS])
-def test_an_argument_that_can_not_be_is_refused_by_name(argument, message, trainer):
+def test_an_argument_that_can_not_be_is_refused_by_name(argument, message, make_trainer):
     with pytest.raises(fp.FootplateError, match=message):
-        trainer(**argument)
+        make_trainer(**argument)
 
 
 class NoStep(fp.Module):
@@ -91,70 +91,70 @@ FITS = {
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_a_fit_that_can_not_be_is_refused_before_training(name, trainer):
+def test_a_fit_that_can_not_be_is_refused_before_training(name, make_trainer):
     case = FITS[name]
-    made = trainer(**case.settings)
+    trainer = make_trainer(**case.settings)
     with pytest.raises(fp.FootplateError, match=case.message):
-        made.fit(*case.args)
-    assert made.global_step == 0
+        trainer.fit(*case.args)
+    assert trainer.global_step == 0
 
 
 @pytest.mark.parametrize(("stage", "message"), [("validate", "no data"), ("test", "no data"), ("predict", "no data")])
-def test_an_evaluation_without_data_or_step_is_refused(stage, message, trainer):
+def test_an_evaluation_without_data_or_step_is_refused(stage, message, make_trainer):
     with pytest.raises(fp.ConfigError, match=message):
-        getattr(trainer(), stage)(Classifier())
+        getattr(make_trainer(), stage)(Classifier())
     if stage != "predict":
         with pytest.raises(fp.ConfigError, match=f"{'validation' if stage == 'validate' else stage}_step"):
-            getattr(trainer(), stage)(NoOptimizer(), loader())
+            getattr(make_trainer(), stage)(NoOptimizer(), loader())
     with pytest.raises(fp.ConfigError, match="none has been trained yet"):
-        getattr(trainer(), stage)(dataloaders=loader())
+        getattr(make_trainer(), stage)(dataloaders=loader())
 
 
 @pytest.mark.parametrize("label", [3, 7, -1])
-def test_a_label_out_of_the_range_of_the_outputs_is_named(label, trainer):
+def test_a_label_out_of_the_range_of_the_outputs_is_named(label, make_trainer):
     def batches():
         for x, y in loader(40):
             y[0] = label
             yield x, y
 
     with pytest.raises(fp.DataError, match=rf"A label is {label}, .*outside the range of the model's outputs"):
-        trainer(num_sanity_val_steps=0).fit(Classifier(), list(batches()))
+        make_trainer(num_sanity_val_steps=0).fit(Classifier(), list(batches()))
 
 
-def test_in_the_sanity_check_it_is_named_before_training(trainer):
+def test_in_the_sanity_check_it_is_named_before_training(make_trainer):
     data = [(torch.zeros(2, 8), torch.tensor([0, 9]))]
-    made = trainer()
+    trainer = make_trainer()
     with pytest.raises(fp.DataError, match="A label is 9"):
-        made.fit(Classifier(), loader(), [data])
-    assert made.global_step == 0
+        trainer.fit(Classifier(), loader(), [data])
+    assert trainer.global_step == 0
 
 
-def test_an_unwritable_directory_is_named_before_training(trainer, tmp_path):
+def test_an_unwritable_directory_is_named_before_training(make_trainer, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    made = trainer(default_root_dir=tmp_path / "file" / "run")
+    trainer = make_trainer(default_root_dir=tmp_path / "file" / "run")
     with pytest.raises(fp.ConfigError, match=r'default_root_dir="\S+run" can\'t be written to'):
-        made.fit(Classifier(), loader())
+        trainer.fit(Classifier(), loader())
     saver = fp.ModelCheckpoint(tmp_path / "file" / "checkpoints")
     with pytest.raises(fp.ConfigError, match=r"ModelCheckpoint: .* can't be written to"):
-        trainer(callbacks=[saver]).fit(Classifier(), loader())
-    assert made.global_step == 0
+        make_trainer(callbacks=[saver]).fit(Classifier(), loader())
+    assert trainer.global_step == 0
 
 
-def test_a_missing_checkpoint_is_named_before_training_with_those_there_are(trainer):
-    made = trainer(max_epochs=1)
-    made.fit(Classifier(), loader())
-    there = made.checkpoint_callback.dirpath
+def test_a_missing_checkpoint_is_named_before_training_with_those_there_are(make_trainer):
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Classifier(), loader())
+    there = trainer.checkpoint_callback.dirpath
     with pytest.raises(fp.CheckpointError, match=r"no checkpoint at .*There are: "):
-        trainer().fit(Classifier(), loader(), ckpt_path=there / "epoch=7.ckpt")
+        make_trainer().fit(Classifier(), loader(), ckpt_path=there / "epoch=7.ckpt")
 
 
-def test_several_processes_are_said_to_be_too_many(trainer, monkeypatch):
+def test_several_processes_are_said_to_be_too_many(make_trainer, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(fp.ConfigError, match="WORLD_SIZE=2"):
-        trainer()
+        make_trainer()
 
 
-def test_errors_of_the_users_own_code_are_left_as_they_are(trainer):
+def test_errors_of_the_users_own_code_are_left_as_they_are(make_trainer):
     class Mine(Exception):
         pass
 
@@ -163,4 +163,4 @@ def test_errors_of_the_users_own_code_are_left_as_they_are(trainer):
             raise Mine
 
     with pytest.raises(Mine):
-        trainer().fit(Classifier(), loader(), Fails([1]))
+        make_trainer().fit(Classifier(), loader(), Fails([1]))

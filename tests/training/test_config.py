@@ -49,35 +49,35 @@ def test_a_config_travels_to_other_processes():
     assert copied.callbacks[0].monitor == "val_loss"
 
 
-def test_a_dry_run_sets_its_own_limits(trainer):
-    made = trainer(fast_dev_run=3, max_epochs=9, limit_val_batches=0.5, num_sanity_val_steps=-1)
-    assert (made.fast_dev_run, made.max_epochs, made.max_steps, made.num_sanity_val_steps) == (3, 1, 3, 0)
-    assert (made.limit_train_batches, made.limit_val_batches) == (3, 3)
-    assert trainer(fast_dev_run=1).fast_dev_run is True
-    assert trainer().fast_dev_run is False
+def test_a_dry_run_sets_its_own_limits(make_trainer):
+    trainer = make_trainer(fast_dev_run=3, max_epochs=9, limit_val_batches=0.5, num_sanity_val_steps=-1)
+    assert (trainer.fast_dev_run, trainer.max_epochs, trainer.max_steps, trainer.num_sanity_val_steps) == (3, 1, 3, 0)
+    assert (trainer.limit_train_batches, trainer.limit_val_batches) == (3, 3)
+    assert make_trainer(fast_dev_run=1).fast_dev_run is True
+    assert make_trainer().fast_dev_run is False
 
 
-def test_a_value_that_is_assigned_counts_for_the_next_call(trainer):
-    made = trainer(max_epochs=1)
-    made.fit(Classifier(), loader())
-    assert made.global_step > 3
+def test_a_value_that_is_assigned_counts_for_the_next_call(make_trainer):
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Classifier(), loader())
+    assert trainer.global_step > 3
 
-    made.limit_train_batches, made.max_epochs = 2, 2
-    made.fit(Classifier(), loader())
-    assert made.global_step == 4
+    trainer.limit_train_batches, trainer.max_epochs = 2, 2
+    trainer.fit(Classifier(), loader())
+    assert trainer.global_step == 4
 
 
-def test_a_value_that_is_assigned_is_checked(trainer):
-    made = trainer()
+def test_a_value_that_is_assigned_is_checked(make_trainer):
+    trainer = make_trainer()
     with pytest.raises(ConfigError, match=r"val_check_interval=2\.5: a float is a part of an epoch"):
-        made.val_check_interval = 2.5
-    assert made.val_check_interval is None
+        trainer.val_check_interval = 2.5
+    assert trainer.val_check_interval is None
 
 
-def test_an_argument_that_counts_when_the_trainer_is_made_cannot_be_assigned(trainer):
-    made = trainer()
+def test_an_argument_that_counts_when_the_trainer_is_made_cannot_be_assigned(make_trainer):
+    trainer = make_trainer()
     with pytest.raises(ConfigError, match=r"trainer\.max_time = '00:01:00:00': this argument counts when a"):
-        made.max_time = "00:01:00:00"
+        trainer.max_time = "00:01:00:00"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,21 +85,21 @@ def test_no_argument_is_assigned_in_vain(name):
     assert hasattr(fp.Trainer, name) or name == "callbacks"
 
 
-def test_what_an_attribute_shows_may_differ_from_what_is_assigned(trainer):
-    made = trainer()
-    assert (made.num_sanity_val_steps, made.gradient_clip_algorithm) == (2, "norm")
-    made.num_sanity_val_steps, made.gradient_clip_algorithm = -1, "value"
-    assert (made.num_sanity_val_steps, made.gradient_clip_algorithm) == (float("inf"), "value")
+def test_what_an_attribute_shows_may_differ_from_what_is_assigned(make_trainer):
+    trainer = make_trainer()
+    assert (trainer.num_sanity_val_steps, trainer.gradient_clip_algorithm) == (2, "norm")
+    trainer.num_sanity_val_steps, trainer.gradient_clip_algorithm = -1, "value"
+    assert (trainer.num_sanity_val_steps, trainer.gradient_clip_algorithm) == (float("inf"), "value")
 
 
-def test_a_limit_that_was_not_given_reads_as_all_as_in_lightning(trainer):
-    assert trainer().limit_train_batches == 1.0
-    assert trainer(limit_train_batches=3).limit_train_batches == 3
+def test_a_limit_that_was_not_given_reads_as_all_as_in_lightning(make_trainer):
+    assert make_trainer().limit_train_batches == 1.0
+    assert make_trainer(limit_train_batches=3).limit_train_batches == 3
 
 
 @pytest.mark.slow
-def test_a_value_that_is_assigned_counts_in_processes_that_the_trainer_starts(trainer):
-    made = trainer(devices=2, max_epochs=9, enable_checkpointing=False)
-    made.max_epochs, made.limit_train_batches = 1, 2
-    made.fit(Classifier(), loader())
-    assert made.global_step == 2
+def test_a_value_that_is_assigned_counts_in_processes_that_the_trainer_starts(make_trainer):
+    trainer = make_trainer(devices=2, max_epochs=9, enable_checkpointing=False)
+    trainer.max_epochs, trainer.limit_train_batches = 1, 2
+    trainer.fit(Classifier(), loader())
+    assert trainer.global_step == 2

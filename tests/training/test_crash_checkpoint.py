@@ -125,7 +125,7 @@ def seeded(part: str = "") -> Classifier:
 @pytest.mark.parametrize(
     "place", ["callback", "validation", "data", "forward", "after logging", "before the step", "epoch end"]
 )
-def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path):
+def test_the_continued_run_is_the_one_that_never_failed(place, make_trainer, tmp_path):
     def data(fails_after: int | None = None) -> DataLoader:
         return DataLoader(FailingSet(fails_after), 10, shuffle=True)
 
@@ -133,7 +133,7 @@ def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path
         return fp.ModelCheckpoint(every_n_epochs=100)
 
     whole = Losses()
-    trainer(callbacks=[whole, saver()], default_root_dir=tmp_path / "whole").fit(
+    make_trainer(callbacks=[whole, saver()], default_root_dir=tmp_path / "whole").fit(
         seeded(), data(), loader(shuffle=False)
     )
 
@@ -145,12 +145,12 @@ def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path
     }
     first = Losses(*fails.get(place, ()))
     with pytest.raises(Mistake):
-        trainer(callbacks=[first, saver()]).fit(
+        make_trainer(callbacks=[first, saver()]).fit(
             seeded(place), data(170 if place == "data" else None), loader(shuffle=False)
         )
     assert saved_steps(tmp_path / "run") == [len(first.seen)]
     second = Losses()
-    trainer(callbacks=[second, saver()]).fit(seeded(), data(), loader(shuffle=False), ckpt_path="last")
+    make_trainer(callbacks=[second, saver()]).fit(seeded(), data(), loader(shuffle=False), ckpt_path="last")
 
     assert first.seen.keys() | second.seen.keys() == whole.seen.keys()
     assert not first.seen.keys() & second.seen.keys()
@@ -158,19 +158,19 @@ def test_the_continued_run_is_the_one_that_never_failed(place, trainer, tmp_path
     assert first.counted + second.counted == whole.counted
 
 
-def test_a_failed_forward_pass_is_saved_before_it_and_said_so(trainer, tmp_path, caplog):
+def test_a_failed_forward_pass_is_saved_before_it_and_said_so(make_trainer, tmp_path, caplog):
     caplog.set_level("INFO")
     with pytest.raises(Mistake):
-        trainer().fit(FailsIn("forward", norm=True), loader())
+        make_trainer().fit(FailsIn("forward", norm=True), loader())
     assert 17 in saved_steps(tmp_path / "run")
     assert "Mistake after step 17: saved" in caplog.text
     assert "This checkpoint was saved after a step had failed" not in caplog.text
 
-    trainer().fit(FailsIn(norm=True), loader(), ckpt_path="last")
+    make_trainer().fit(FailsIn(norm=True), loader(), ckpt_path="last")
     assert "This checkpoint was saved after a step had failed" in caplog.text
 
 
-def test_a_loader_that_can_not_take_a_batch_back_leaves_the_newest_checkpoint(trainer, tmp_path, caplog):
+def test_a_loader_that_can_not_take_a_batch_back_leaves_the_newest_checkpoint(make_trainer, tmp_path, caplog):
     class KeepsItsPlace:
         def __init__(self):
             self.given = self.start = 0
@@ -191,39 +191,39 @@ def test_a_loader_that_can_not_take_a_batch_back_leaves_the_newest_checkpoint(tr
             self.start = state["given"]
 
     with pytest.raises(Mistake):
-        trainer().fit(FailsIn("forward"), KeepsItsPlace())
+        make_trainer().fit(FailsIn("forward"), KeepsItsPlace())
     assert saved_steps(tmp_path / "run") == [12]
     assert "KeepsItsPlace delivered a batch that was not trained on, and can't go back to it" in caplog.text
-    again = trainer()
+    again = make_trainer()
     again.fit(FailsIn(), KeepsItsPlace(), ckpt_path="last")
     assert again.global_step == 24
 
 
 @pytest.mark.parametrize("part", ["backward", "optimizer"])
-def test_half_changed_gradients_or_weights_are_not_saved(part, trainer, tmp_path):
+def test_half_changed_gradients_or_weights_are_not_saved(part, make_trainer, tmp_path):
     with pytest.raises(Mistake):
-        trainer().fit(FailsIn(part), loader())
+        make_trainer().fit(FailsIn(part), loader())
     assert saved_steps(tmp_path / "run") == [12]
 
 
-def test_the_first_failure_is_the_one_that_is_shown_when_saving_fails_too(trainer, monkeypatch, caplog):
+def test_the_first_failure_is_the_one_that_is_shown_when_saving_fails_too(make_trainer, monkeypatch, caplog):
     def full(*_: Any):
         raise fp.CheckpointError("The disk is full.")
 
     monkeypatch.setattr(LocalStore, "write", full)
     with pytest.raises(Mistake):
-        trainer(max_epochs=1).fit(FailsIn("forward"), loader(400))
+        make_trainer(max_epochs=1).fit(FailsIn("forward"), loader(400))
     assert "could not be saved as it was when it failed: The disk is full." in caplog.text
 
 
-def test_without_checkpoints_nothing_is_saved(trainer, tmp_path):
+def test_without_checkpoints_nothing_is_saved(make_trainer, tmp_path):
     with pytest.raises(Mistake):
-        trainer(enable_checkpointing=False).fit(FailsIn("forward"), loader())
+        make_trainer(enable_checkpointing=False).fit(FailsIn("forward"), loader())
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
 @pytest.mark.parametrize("hook", ["on_train_end", "on_fit_end"])
-def test_a_run_that_fails_in_a_hook_after_its_last_step_is_saved(hook, trainer, tmp_path):
+def test_a_run_that_fails_in_a_hook_after_its_last_step_is_saved(hook, make_trainer, tmp_path):
     def fail(*_: Any) -> None:
         raise Mistake(hook)
 
@@ -231,7 +231,7 @@ def test_a_run_that_fails_in_a_hook_after_its_last_step_is_saved(hook, trainer, 
     setattr(callback, hook, fail)
     saver = fp.ModelCheckpoint(every_n_epochs=100, save_last=False, save_on_exception=True)
     with pytest.raises(Mistake):
-        trainer(callbacks=[callback, saver], max_epochs=1).fit(Classifier(), loader())
+        make_trainer(callbacks=[callback, saver], max_epochs=1).fit(Classifier(), loader())
     assert saved_steps(tmp_path / "run") == [12]
 
 
@@ -244,7 +244,7 @@ def test_a_run_that_fails_in_a_hook_after_its_last_step_is_saved(hook, trainer, 
         ("something else", True),
     ],
 )
-def test_nothing_is_saved_from_a_gpu_that_can_not_be_read(text, kept, trainer, tmp_path):
+def test_nothing_is_saved_from_a_gpu_that_can_not_be_read(text, kept, make_trainer, tmp_path):
     class Fails(Classifier):
         def training_step(self, batch, batch_idx):
             if batch_idx == 7:
@@ -254,6 +254,6 @@ def test_nothing_is_saved_from_a_gpu_that_can_not_be_read(text, kept, trainer, t
     words = "A kernel on the GPU has refused a value" if "assert" in text else text.splitlines()[0]
     saver = fp.ModelCheckpoint(every_n_train_steps=5)
     with pytest.raises((RuntimeError, fp.DataError), match=words):
-        trainer(callbacks=[saver]).fit(Fails(), loader())
+        make_trainer(callbacks=[saver]).fit(Fails(), loader())
     saved = {path.name for path in (tmp_path / "run").rglob("*.ckpt")}
     assert any("step=7" in name for name in saved) is kept, saved

@@ -78,21 +78,21 @@ def test_a_holder_that_is_about_to_go_is_waited_for(tmp_path, holder):
     waiting.wait()
 
 
-def test_a_run_is_refused_before_anything_of_the_other_is_touched(tmp_path, holder, trainer, monkeypatch):
+def test_a_run_is_refused_before_anything_of_the_other_is_touched(tmp_path, holder, make_trainer, monkeypatch):
     monkeypatch.setattr(only_writer.__wrapped__, "__defaults__", (0.1,))
     directory = tmp_path / "run"
-    trainer(max_epochs=1).fit(Classifier(), loader())
+    make_trainer(max_epochs=1).fit(Classifier(), loader())
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
     holder(directory)
     with pytest.raises(fp.ConfigError, match=r"is in use.*Wait for it or end it"):
-        trainer(max_epochs=2).fit(Classifier(), loader())
+        make_trainer(max_epochs=2).fit(Classifier(), loader())
     after = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
     assert before == after
 
 
-def test_the_same_process_trains_again_and_again_in_its_directory(trainer):
+def test_the_same_process_trains_again_and_again_in_its_directory(make_trainer):
     for epochs in (1, 2):
-        trainer(max_epochs=epochs).fit(Classifier(), loader(), ckpt_path="last")
+        make_trainer(max_epochs=epochs).fit(Classifier(), loader(), ckpt_path="last")
 
 
 def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path):
@@ -148,7 +148,7 @@ def test_a_later_attempt_of_a_job_takes_over_too(tmp_path, holder, monkeypatch):
     assert not refused(tmp_path)
 
 
-def test_an_attempt_that_was_replaced_writes_no_further_checkpoint(tmp_path, trainer, monkeypatch):
+def test_an_attempt_that_was_replaced_writes_no_further_checkpoint(tmp_path, make_trainer, monkeypatch):
     class Replaced(fp.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if trainer.global_step == 4:
@@ -160,7 +160,7 @@ def test_an_attempt_that_was_replaced_writes_no_further_checkpoint(tmp_path, tra
     successor: list[subprocess.Popen] = []
     later = {**os.environ, "FOOTPLATE_ATTEMPT": "1"}
     saver = fp.ModelCheckpoint(every_n_train_steps=2)
-    run = trainer(max_epochs=1, callbacks=[Replaced(), saver])
+    run = make_trainer(max_epochs=1, callbacks=[Replaced(), saver])
     with pytest.raises(fp.CheckpointError, match="a later attempt trains in it now"):
         run.fit(Classifier(), loader())
     steps = [fp.checkpoint.load(path)["global_step"] for path in (run.run_dir / "checkpoints").glob("*.ckpt")]

@@ -43,11 +43,11 @@ class Short:
         return itertools.islice(iter(loader()), 9)
 
 
-def test_a_loader_that_gives_less_than_it_says_is_named_and_the_window_is_ended(trainer, caplog):
-    made = trainer(max_epochs=2, accumulate_grad_batches=4)
+def test_a_loader_that_gives_less_than_it_says_is_named_and_the_window_is_ended(make_trainer, caplog):
+    trainer = make_trainer(max_epochs=2, accumulate_grad_batches=4)
     with caplog.at_level(logging.WARNING):
-        made.fit(Classifier(), Short())
-    assert made.global_step == 6
+        trainer.fit(Classifier(), Short())
+    assert trainer.global_step == 6
     assert "ended after 9 of 12 batches" in caplog.text
 
 
@@ -87,10 +87,10 @@ class Decays(Classifier):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-def test_between_steps_schedulers_then_callbacks_then_loggers_then_savers_then_validation(trainer):
+def test_between_steps_schedulers_then_callbacks_then_loggers_then_savers_then_validation(make_trainer):
     events: list[str] = []
     saver = fp.ModelCheckpoint(every_n_train_steps=1, save_last=False)
-    trainer(
+    make_trainer(
         max_epochs=1, limit_train_batches=2, val_check_interval=1, log_every_n_steps=1, num_sanity_val_steps=0,
         callbacks=[Order(events), saver], logger=Notes(events),
     ).fit(Decays(), loader(), loader(10))  # fmt: skip
@@ -99,7 +99,7 @@ def test_between_steps_schedulers_then_callbacks_then_loggers_then_savers_then_v
     assert events[-1] == "log train_loss_epoch"
 
 
-def test_a_metric_is_in_the_results_of_the_loaders_it_was_logged_for(trainer):
+def test_a_metric_is_in_the_results_of_the_loaders_it_was_logged_for(make_trainer):
     class Tests(Classifier):
         def test_step(self, batch, batch_idx, dataloader_idx):
             self.log("a", dataloader_idx + 1.0)
@@ -110,13 +110,13 @@ def test_a_metric_is_in_the_results_of_the_loaders_it_was_logged_for(trainer):
         def on_test_epoch_end(self):
             self.log("all", 4.0)
 
-    assert trainer().test(Tests(), [loader(20), loader(20)], verbose=False) == [
+    assert make_trainer().test(Tests(), [loader(20), loader(20)], verbose=False) == [
         {"a/dataloader_idx_0": 1.0, "by_step_epoch/dataloader_idx_0": 5.0, "alone_0": 3.0, "shared": 1.0, "all": 4.0},
         {"a/dataloader_idx_1": 2.0, "by_step_epoch/dataloader_idx_1": 5.0, "alone_1": 3.0, "shared": 1.0, "all": 4.0},
     ]
 
 
-def test_an_epochs_order_of_batches_is_that_of_the_loader(trainer):
+def test_an_epochs_order_of_batches_is_that_of_the_loader(make_trainer):
     seen = []
 
     class Looks(Classifier):
@@ -125,11 +125,11 @@ def test_an_epochs_order_of_batches_is_that_of_the_loader(trainer):
             return super().training_step(batch, batch_idx)
 
     batches = list(loader(40))
-    trainer(max_epochs=1).fit(Looks(), batches)
+    make_trainer(max_epochs=1).fit(Looks(), batches)
     assert seen == [(index, y.tolist()) for index, (_, y) in enumerate(batches)]
 
 
-def test_training_goes_on_in_training_mode_after_each_validation(trainer):
+def test_training_goes_on_in_training_mode_after_each_validation(make_trainer):
     modes = set()
 
     class Looks(Classifier):
@@ -137,12 +137,12 @@ def test_training_goes_on_in_training_mode_after_each_validation(trainer):
             modes.add((self.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
             return super().training_step(batch, batch_idx)
 
-    trainer(max_epochs=1, val_check_interval=3).fit(Looks(), loader(), loader(20))
+    make_trainer(max_epochs=1, val_check_interval=3).fit(Looks(), loader(), loader(20))
     assert modes == {(True, True, False)}
 
 
 @pytest.mark.parametrize("accumulate", [1, 5])
-def test_losses_do_not_depend_on_how_often_they_are_logged_or_validated(accumulate, trainer):
+def test_losses_do_not_depend_on_how_often_they_are_logged_or_validated(accumulate, make_trainer):
     def run(**settings) -> list[str]:
         losses = []
 
@@ -151,7 +151,7 @@ def test_losses_do_not_depend_on_how_often_they_are_logged_or_validated(accumula
                 losses.append(float(outputs).hex())
 
         torch.manual_seed(0)
-        trainer(accumulate_grad_batches=accumulate, callbacks=[Looks()], **settings).fit(
+        make_trainer(accumulate_grad_batches=accumulate, callbacks=[Looks()], **settings).fit(
             Classifier(), loader(), loader(20)
         )
         return losses
@@ -185,26 +185,26 @@ class Passes(fp.Callback):
 
 
 @pytest.mark.parametrize("interval", ["01:00:00", "00:01:00:00", {"minutes": 60}, timedelta(hours=1)])
-def test_validation_goes_by_the_clock_over_epochs_and_attempts(trainer, interval):
+def test_validation_goes_by_the_clock_over_epochs_and_attempts(make_trainer, interval):
     arguments = {"max_epochs": 3, "val_check_interval": interval, "num_sanity_val_steps": 0}
     first = Validates()
-    trainer(**arguments, callbacks=[Passes({3: 3601.0, 5: 1800.0, 14: 1800.0, 17: 1000.0})]).fit(
+    make_trainer(**arguments, callbacks=[Passes({3: 3601.0, 5: 1800.0, 14: 1800.0, 17: 1000.0})]).fit(
         first, loader(), loader(20)
     )
     assert first.after == [3, 14]
     again = Validates()
-    made = trainer(**arguments, callbacks=[Passes({20: 2601.0})])
-    made.fit(again, loader(), loader(20), ckpt_path=made.run_dir / "cut.ckpt")
+    trainer = make_trainer(**arguments, callbacks=[Passes({20: 2601.0})])
+    trainer.fit(again, loader(), loader(20), ckpt_path=trainer.run_dir / "cut.ckpt")
     assert again.after == [20]
 
 
 @pytest.mark.parametrize("interval", ["1:00", "an hour", {"months": 1}, timedelta(0)])
-def test_a_duration_between_validations_that_is_none_is_refused(trainer, interval):
+def test_a_duration_between_validations_that_is_none_is_refused(make_trainer, interval):
     with pytest.raises(fp.ConfigError, match=r"val_check_interval=.*expected"):
-        trainer(val_check_interval=interval)
+        make_trainer(val_check_interval=interval)
 
 
-def test_during_a_step_nothing_of_the_batch_before_is_kept(trainer):
+def test_during_a_step_nothing_of_the_batch_before_is_kept(make_trainer):
     """On a GPU, it would take the memory of a batch and of what `training_step` returns."""
 
     class Watches(Classifier):
@@ -225,5 +225,5 @@ def test_during_a_step_nothing_of_the_batch_before_is_kept(trainer):
             return batches()
 
     module = Watches()
-    trainer(max_epochs=1).fit(module, torch.utils.data.DataLoader(Endless(), batch_size=None))
+    make_trainer(max_epochs=1).fit(module, torch.utils.data.DataLoader(Endless(), batch_size=None))
     assert len(module.earlier) == 2

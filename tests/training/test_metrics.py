@@ -255,16 +255,16 @@ def test_a_value_is_logged_as_it_was_whatever_its_owner_does_to_it_later(name):
     assert log.epoch_values().logger == {"x_epoch": 6.0}
 
 
-def test_a_regulariser_added_in_place_is_not_in_the_logged_loss(trainer):
+def test_a_regulariser_added_in_place_is_not_in_the_logged_loss(make_trainer):
     class Adds(Classifier):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
             loss += 1000.0
             return loss
 
-    made = trainer(max_epochs=1)
-    made.fit(Adds(), loader())
-    assert made.callback_metrics["train_loss_epoch"] < 1000
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Adds(), loader())
+    assert trainer.callback_metrics["train_loss_epoch"] < 1000
 
 
 operations = st.lists(
@@ -321,7 +321,7 @@ def test_a_batch_that_counts_nothing_leaves_a_metric_that_is_updated_in_place():
     assert module.total.sum_value == 1.0
 
 
-def test_epoch_end_hooks_compute_a_logged_torchmetrics_object_before_it_is_reset(trainer):
+def test_epoch_end_hooks_compute_a_logged_torchmetrics_object_before_it_is_reset(make_trainer):
     from torchmetrics import SumMetric
 
     seen: list[tuple[str, float]] = []
@@ -347,7 +347,7 @@ def test_epoch_end_hooks_compute_a_logged_torchmetrics_object_before_it_is_reset
             seen.append(("validate", float(self.validated.compute())))
             self.log("twice", 2 * self.validated.compute())
 
-    run = trainer(max_epochs=2, limit_train_batches=3, limit_val_batches=2, num_sanity_val_steps=0)
+    run = make_trainer(max_epochs=2, limit_train_batches=3, limit_val_batches=2, num_sanity_val_steps=0)
     run.fit(Judged(), loader(), loader())
     assert seen == [("validate", 2.0), ("train", 3.0)] * 2
     assert {name: float(run.callback_metrics[name]) for name in ("trained", "validated", "twice")} == {
@@ -355,7 +355,7 @@ def test_epoch_end_hooks_compute_a_logged_torchmetrics_object_before_it_is_reset
     }  # fmt: skip
 
 
-def test_a_value_that_on_train_start_logs_belongs_to_the_first_epoch(trainer):
+def test_a_value_that_on_train_start_logs_belongs_to_the_first_epoch(make_trainer):
     sent = []
 
     class Starts(Classifier):
@@ -366,7 +366,7 @@ def test_a_value_that_on_train_start_logs_belongs_to_the_first_epoch(trainer):
         def log_metrics(self, metrics, step, epoch):
             sent.extend((step, name) for name in metrics if name == "at_start")
 
-    run = trainer(max_epochs=2, limit_train_batches=3, log_every_n_steps=1, logger=Keeps())
+    run = make_trainer(max_epochs=2, limit_train_batches=3, log_every_n_steps=1, logger=Keeps())
     run.fit(Starts(), loader())
     assert sent == [(3, "at_start")]
 
@@ -397,23 +397,23 @@ class Collects(Classifier):
 
 
 @pytest.mark.parametrize("stops", ["max_steps", "exception"])
-def test_what_a_module_collects_without_logging_it_is_resumed(trainer, stops):
+def test_what_a_module_collects_without_logging_it_is_resumed(make_trainer, stops):
     whole = Collects()
-    trainer(max_epochs=2).fit(whole, loader())
+    make_trainer(max_epochs=2).fit(whole, loader())
 
     first = Collects()
     if stops == "max_steps":
-        trainer(max_epochs=2, max_steps=17).fit(first, loader())
+        make_trainer(max_epochs=2, max_steps=17).fit(first, loader())
         assert first.scores["recall"].tp.sum() == 0  # as its hook has left it
     else:
         first.on_train_batch_start = lambda batch, batch_idx: 1 / (17 - first.global_step)
         with pytest.raises(ZeroDivisionError):
-            trainer(max_epochs=2).fit(first, loader())
+            make_trainer(max_epochs=2).fit(first, loader())
     resumed = Collects()
-    made = trainer(max_epochs=2)
-    made.fit(resumed, loader(), ckpt_path="last")
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(resumed, loader(), ckpt_path="last")
     assert resumed.found == whole.found[1:]
-    assert {"precision", "recall"} <= made.callback_metrics.keys()
+    assert {"precision", "recall"} <= trainer.callback_metrics.keys()
 
 
 class LogsScores(Collects):
@@ -428,15 +428,15 @@ class LogsScores(Collects):
         self.found.append({name: float(value) for name, value in self.scores.compute().items()})
 
 
-def test_a_logged_collection_is_not_copied_at_each_step_and_is_resumed(trainer):
+def test_a_logged_collection_is_not_copied_at_each_step_and_is_resumed(make_trainer):
     whole, stopped, resumed = LogsScores(), LogsScores(), LogsScores()
-    trainer(max_epochs=2, callbacks=[watch := Shares()]).fit(whole, loader())
+    make_trainer(max_epochs=2, callbacks=[watch := Shares()]).fit(whole, loader())
     assert watch.shared == {True}
-    trainer(max_epochs=2, max_steps=17).fit(stopped, loader())
-    made = trainer(max_epochs=2)
-    made.fit(resumed, loader(), ckpt_path="last")
+    make_trainer(max_epochs=2, max_steps=17).fit(stopped, loader())
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(resumed, loader(), ckpt_path="last")
     assert resumed.found == whole.found[1:]
-    assert {name: float(made.callback_metrics[name]) for name in ("precision", "recall")} == whole.found[1]
+    assert {name: float(trainer.callback_metrics[name]) for name in ("precision", "recall")} == whole.found[1]
 
 
 class LogsByStep(Collects):
@@ -451,9 +451,9 @@ class LogsByStep(Collects):
         self.found.append(int(self.scores["precision"].update_count))
 
 
-def test_a_metric_that_is_logged_by_step_alone_starts_again_with_each_epoch_as_in_lightning(trainer):
+def test_a_metric_that_is_logged_by_step_alone_starts_again_with_each_epoch_as_in_lightning(make_trainer):
     model = LogsByStep()
-    trainer(max_epochs=3).fit(model, loader())
+    make_trainer(max_epochs=3).fit(model, loader())
     assert model.found[0] > 1
     assert len(set(model.found)) == 1
 

@@ -19,7 +19,7 @@ def weights(module: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
-def test_plain_torch_works_through_a_module_of_two_lines(trainer):
+def test_plain_torch_works_through_a_module_of_two_lines(make_trainer):
     class Two(fp.Module):
         def __init__(self, net):
             super().__init__()
@@ -33,11 +33,11 @@ def test_plain_torch_works_through_a_module_of_two_lines(trainer):
 
     net = nn.Linear(8, 3)
     before = weights(net).clone()
-    trainer(max_epochs=1).fit(Two(net), loader())
+    make_trainer(max_epochs=1).fit(Two(net), loader())
     assert not torch.equal(weights(net), before)
 
 
-def test_a_plain_loop_learns_the_very_same(trainer):
+def test_a_plain_loop_learns_the_very_same(make_trainer):
     """Three epochs of SGD by hand and by the trainer end with the same bits."""
 
     class Hand(Classifier):
@@ -52,7 +52,7 @@ def test_a_plain_loop_learns_the_very_same(trainer):
     ours = Hand()
     raw = copy.deepcopy(ours)
     batches = list(loader(shuffle=False))
-    trainer(max_epochs=3).fit(ours, batches)
+    make_trainer(max_epochs=3).fit(ours, batches)
     optimizer = raw.configure_optimizers()
     for _ in range(3):
         for x, y in batches:
@@ -63,7 +63,7 @@ def test_a_plain_loop_learns_the_very_same(trainer):
 
 
 @pytest.mark.parametrize("form", ["tensor", "dict"])
-def test_a_step_returns_the_loss_or_a_dict_that_holds_it(form, trainer):
+def test_a_step_returns_the_loss_or_a_dict_that_holds_it(form, make_trainer):
     seen = []
 
     class Returns(Classifier):
@@ -74,33 +74,33 @@ def test_a_step_returns_the_loss_or_a_dict_that_holds_it(form, trainer):
         def on_train_batch_end(self, outputs, batch, batch_idx):
             seen.append(outputs)
 
-    trainer(max_epochs=1).fit(Returns(), loader())
+    make_trainer(max_epochs=1).fit(Returns(), loader())
     tensors = [seen[0]] if form == "tensor" else list(seen[0].values())
     assert len(seen) == 12
     assert not any(tensor.requires_grad for tensor in tensors)
 
 
-def test_none_skips_a_batch(trainer):
+def test_none_skips_a_batch(make_trainer):
     class Skips(Classifier):
         def training_step(self, batch, batch_idx):
             return super().training_step(batch, batch_idx) if batch_idx % 3 else None
 
-    made = trainer(max_epochs=1)
-    made.fit(Skips(), loader())
-    assert made.global_step == 8
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Skips(), loader())
+    assert trainer.global_step == 8
 
 
 @pytest.mark.parametrize("returned", [3.0, "loss", {"los": torch.zeros(())}, [torch.zeros(())]])
-def test_anything_else_is_refused_with_what_was_expected(returned, trainer):
+def test_anything_else_is_refused_with_what_was_expected(returned, make_trainer):
     class Wrong(Classifier):
         def training_step(self, batch, batch_idx):
             return returned
 
     with pytest.raises(fp.ConfigError, match=r"training_step\(\) returned .*expected the loss"):
-        trainer().fit(Wrong(), loader())
+        make_trainer().fit(Wrong(), loader())
 
 
-def test_what_a_step_returns_is_let_go(trainer):
+def test_what_a_step_returns_is_let_go(make_trainer):
     """Logits that are returned for hooks must not accumulate until metrics are next read."""
     import weakref
 
@@ -114,7 +114,7 @@ def test_what_a_step_returns_is_let_go(trainer):
             kept.append(weakref.ref(logits))
             return {"loss": F.cross_entropy(logits, batch[1]), "logits": logits}
 
-    trainer(max_epochs=1, log_every_n_steps=1000).fit(Returns(), loader())
+    make_trainer(max_epochs=1, log_every_n_steps=1000).fit(Returns(), loader())
     assert max(alive) <= 1
 
 
@@ -142,16 +142,16 @@ class Manual(Classifier):
 
 
 @pytest.mark.parametrize("returned", [None, {"d_loss": torch.zeros(())}, torch.zeros(3), "anything"])
-def test_manual_optimisation_steps_count_and_what_is_returned_is_free(returned, trainer):
+def test_manual_optimisation_steps_count_and_what_is_returned_is_free(returned, make_trainer):
     model = Manual()
     model.returned = returned
-    made = trainer(max_epochs=1)
-    made.fit(model, loader())
-    assert made.global_step == 24
-    assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**12)
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(model, loader())
+    assert trainer.global_step == 24
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**12)
 
 
-def test_a_toggled_optimizer_alone_gets_gradients(trainer):
+def test_a_toggled_optimizer_alone_gets_gradients(make_trainer):
     seen = []
 
     class Toggles(Manual):
@@ -163,26 +163,26 @@ def test_a_toggled_optimizer_alone_gets_gradients(trainer):
 
     model = Toggles()
     model.net[3].bias.requires_grad = False
-    trainer(max_epochs=1, limit_train_batches=1).fit(model, loader())
+    make_trainer(max_epochs=1, limit_train_batches=1).fit(model, loader())
     assert seen == [[True, True, False, False], [True, True, True, False]]
 
 
-def test_manual_methods_are_refused_where_optimisation_is_automatic(trainer):
+def test_manual_methods_are_refused_where_optimisation_is_automatic(make_trainer):
     class Confused(Classifier):
         def training_step(self, batch, batch_idx):
             self.manual_backward(super().training_step(batch, batch_idx))
 
     with pytest.raises(fp.ConfigError, match="automatic_optimization = False"):
-        trainer().fit(Confused(), loader())
+        make_trainer().fit(Confused(), loader())
 
 
 @pytest.mark.parametrize("setting", [{"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}])
-def test_settings_of_automatic_optimisation_are_refused_with_manual(setting, trainer):
+def test_settings_of_automatic_optimisation_are_refused_with_manual(setting, make_trainer):
     with pytest.raises(fp.ConfigError, match=rf"{next(iter(setting))}=.*no meaning with manual optimisation"):
-        trainer(**setting).fit(Manual(), loader())
+        make_trainer(**setting).fit(Manual(), loader())
 
 
-def test_users_may_take_over_each_part_of_the_step(trainer):
+def test_users_may_take_over_each_part_of_the_step(make_trainer):
     called = []
 
     class Own(Classifier):
@@ -202,22 +202,22 @@ def test_users_may_take_over_each_part_of_the_step(trainer):
             called.append("step")
             optimizer.step(closure=optimizer_closure)
 
-    made = trainer(max_epochs=1, limit_train_batches=1, gradient_clip_val=0.5)
-    made.fit(Own(), loader())
+    trainer = make_trainer(max_epochs=1, limit_train_batches=1, gradient_clip_val=0.5)
+    trainer.fit(Own(), loader())
     assert called == ["step", "zero_grad", "backward", "clip 0.5 norm"]
-    assert made.global_step == 1
+    assert trainer.global_step == 1
 
 
-def test_an_own_optimizer_step_must_run_its_closure(trainer):
+def test_an_own_optimizer_step_must_run_its_closure(make_trainer):
     class Forgets(Classifier):
         def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
             optimizer.step()
 
     with pytest.raises(fp.ConfigError, match="never ran its optimizer_closure"):
-        trainer().fit(Forgets(), loader())
+        make_trainer().fit(Forgets(), loader())
 
 
-def test_batches_pass_through_the_transfer_hooks(trainer):
+def test_batches_pass_through_the_transfer_hooks(make_trainer):
     class Moves(Classifier):
         def on_before_batch_transfer(self, batch, dataloader_idx):
             return {"x": batch[0], "y": batch[1]}
@@ -229,12 +229,12 @@ def test_batches_pass_through_the_transfer_hooks(trainer):
             assert batch["device"].type == "cpu"
             return batch["x"], batch["y"]
 
-    made = trainer(max_epochs=1)
-    made.fit(Moves(), loader(), loader(20))
-    assert made.global_step == 12
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Moves(), loader(), loader(20))
+    assert trainer.global_step == 12
 
 
-def test_a_module_knows_its_place_and_its_trainer(trainer):
+def test_a_module_knows_its_place_and_its_trainer(make_trainer):
     seen = []
 
     class Looks(Classifier):
@@ -245,7 +245,7 @@ def test_a_module_knows_its_place_and_its_trainer(trainer):
     assert (model.current_epoch, model.global_step) == (0, 0)
     with pytest.raises(fp.ConfigError, match="not attached to a Trainer"):
         _ = model.trainer
-    trainer(max_epochs=2).fit(model, loader())
+    make_trainer(max_epochs=2).fit(model, loader())
     assert (seen[0], seen[-1]) == ((0, 1, 0, 2), (1, 24, 0, 2))
 
 
@@ -257,9 +257,9 @@ def test_logging_without_a_trainer_is_a_warning_and_no_error():
         Alone().log("x", 1.0)
 
 
-def test_a_trained_module_can_be_pickled_and_copied(trainer):
+def test_a_trained_module_can_be_pickled_and_copied(make_trainer):
     model = Classifier()
-    trainer(max_epochs=1).fit(model, loader())
+    make_trainer(max_epochs=1).fit(model, loader())
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert torch.equal(weights(other), weights(model))
         assert other._trainer is None
@@ -274,7 +274,7 @@ def test_freezing_and_device_and_dtype():
     assert model.training
 
 
-def test_configure_model_builds_layers_before_the_optimizer_sees_them(trainer):
+def test_configure_model_builds_layers_before_the_optimizer_sees_them(make_trainer):
     class Late(Classifier):
         def configure_model(self):
             if not hasattr(self, "late"):
@@ -284,10 +284,10 @@ def test_configure_model_builds_layers_before_the_optimizer_sees_them(trainer):
             return self.late(super().forward(x))
 
     model = Late()
-    made = trainer(max_epochs=1)
-    made.fit(model, loader())
-    assert any(p is model.late.weight for group in made.optimizers[0].param_groups for p in group["params"])
-    assert len(made.validate(model, loader(20), verbose=False)) == 1
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(model, loader())
+    assert any(p is model.late.weight for group in trainer.optimizers[0].param_groups for p in group["params"])
+    assert len(trainer.validate(model, loader(20), verbose=False)) == 1
 
 
 # Data modules
@@ -320,8 +320,8 @@ class Stages(fp.DataModule):
 
 
 @pytest.mark.parametrize("keyword", [True, False])
-def test_a_data_module_is_asked_in_order(keyword, trainer):
-    data, made = Stages(), trainer(max_epochs=2)
+def test_a_data_module_is_asked_in_order(keyword, make_trainer):
+    data, made = Stages(), make_trainer(max_epochs=2)
     if keyword:
         made.fit(Classifier(), datamodule=data)
     else:
@@ -332,22 +332,22 @@ def test_a_data_module_is_asked_in_order(keyword, trainer):
     assert data.called[5:] == ["prepare_data", "setup test", "test", "teardown test"]
 
 
-def test_a_module_may_have_loaders_of_its_own(trainer):
+def test_a_module_may_have_loaders_of_its_own(make_trainer):
     class Whole(Classifier):
         def train_dataloader(self):
             return loader(30)
 
-    made = trainer(max_epochs=1)
-    made.fit(Whole())
-    assert made.global_step == 3
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Whole())
+    assert trainer.global_step == 3
 
 
-def test_two_sources_at_once_are_refused(trainer):
+def test_two_sources_at_once_are_refused(make_trainer):
     with pytest.raises(fp.ConfigError, match="give one"):
-        trainer().fit(Classifier(), Stages(), datamodule=Stages())
+        make_trainer().fit(Classifier(), Stages(), datamodule=Stages())
 
 
-def test_a_data_module_of_plain_sets(trainer):
+def test_a_data_module_of_plain_sets(make_trainer):
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(dataset(25))
@@ -363,22 +363,22 @@ def test_a_data_module_of_plain_sets(trainer):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
             super().validation_step(batch, batch_idx)
 
-    made = trainer(max_epochs=1)
-    made.fit(Several(), data)
-    assert made.global_step == 12
-    made.fit(Classifier(), fp.DataModule.from_datasets(Stream(), batch_size=10))
-    assert made.global_step == 3
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Several(), data)
+    assert trainer.global_step == 12
+    trainer.fit(Classifier(), fp.DataModule.from_datasets(Stream(), batch_size=10))
+    assert trainer.global_step == 3
 
 
-def test_a_set_that_was_not_given_has_no_loader(trainer):
+def test_a_set_that_was_not_given_has_no_loader(make_trainer):
     data = fp.DataModule.from_datasets(
         TensorDataset(torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)), batch_size=2
     )
     with pytest.raises(fp.ConfigError, match=r"trainer\.test\(\) has no data"):
-        trainer().test(Classifier(), data)
+        make_trainer().test(Classifier(), data)
 
 
-def test_parameters_that_optimizers_share_are_trainable_again_after_any_toggles(trainer):
+def test_parameters_that_optimizers_share_are_trainable_again_after_any_toggles(make_trainer):
     seen = []
 
     class Shares(Manual):
@@ -394,7 +394,7 @@ def test_parameters_that_optimizers_share_are_trainable_again_after_any_toggles(
             self.untoggle_optimizer(third)
             seen.append([p.requires_grad for p in self.parameters()])
 
-    trainer(max_epochs=1, limit_train_batches=1).fit(Shares(), loader())
+    make_trainer(max_epochs=1, limit_train_batches=1).fit(Shares(), loader())
     assert seen == [
         [True, True, False, False],
         [False, False, True, False],
@@ -403,7 +403,7 @@ def test_parameters_that_optimizers_share_are_trainable_again_after_any_toggles(
     ]
 
 
-def test_a_training_step_that_a_callback_replaces_is_the_one_that_trains(trainer):
+def test_a_training_step_that_a_callback_replaces_is_the_one_that_trains(make_trainer):
     called = []
 
     class Replaces(fp.Callback):
@@ -411,5 +411,5 @@ def test_a_training_step_that_a_callback_replaces_is_the_one_that_trains(trainer
             original = pl_module.training_step
             pl_module.training_step = lambda batch: (called.append(len(batch)), original(batch, 0))[1]
 
-    trainer(max_epochs=1, callbacks=[Replaces()]).fit(Classifier(), loader())
+    make_trainer(max_epochs=1, callbacks=[Replaces()]).fit(Classifier(), loader())
     assert called == [2] * 12

@@ -50,16 +50,16 @@ class Full(Classifier):
         return loss
 
 
-def test_the_error_of_a_training_has_a_note_with_an_estimate(trainer):
+def test_the_error_of_a_training_has_a_note_with_an_estimate(make_trainer):
     with pytest.raises(torch.OutOfMemoryError) as found:
-        trainer().fit(Full(), loader())
+        make_trainer().fit(Full(), loader())
     (note,) = found.value.__notes__
     assert note.splitlines()[0] == "cpu held:"
     assert "GiB  the batch (10 rows)" in note
     assert "A step of 10 rows needs about 0.0 GiB" in note
 
 
-def test_what_grows_with_the_batch_is_told_from_what_does_not(trainer):
+def test_what_grows_with_the_batch_is_told_from_what_does_not(make_trainer):
     rows, width = 4096, 256
     found = []
 
@@ -77,14 +77,14 @@ def test_what_grows_with_the_batch_is_told_from_what_does_not(trainer):
             )
 
     with pytest.raises(torch.OutOfMemoryError):
-        trainer(callbacks=[Looks()]).fit(Wide(), loader(rows, rows))
+        make_trainer(callbacks=[Looks()]).fit(Wide(), loader(rows, rows))
     ((size, growing),) = found
     activations, weights = rows * width * 4, width * width * 4
     assert 2 * activations < growing < 5 * activations
     assert 3 * weights < size - growing < 6 * weights
 
 
-def test_a_step_that_cannot_be_captured_has_no_estimate(trainer):
+def test_a_step_that_cannot_be_captured_has_no_estimate(make_trainer):
     class Asks(Full):
         def training_step(self, batch, batch_idx):
             if float(batch[0].sum()) > 1e9:
@@ -92,17 +92,17 @@ def test_a_step_that_cannot_be_captured_has_no_estimate(trainer):
             return super().training_step(batch, batch_idx)
 
     with pytest.raises(torch.OutOfMemoryError) as found:
-        trainer().fit(Asks(), loader())
+        make_trainer().fit(Asks(), loader())
     (note,) = found.value.__notes__
     assert "the batch (10 rows)" in note
     assert "estimate" not in note
 
 
-def test_any_other_error_has_no_note(trainer):
+def test_any_other_error_has_no_note(make_trainer):
     class Broken(Classifier):
         def training_step(self, batch, batch_idx):
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no") as found:
-        trainer().fit(Broken(), loader())
+        make_trainer().fit(Broken(), loader())
     assert not hasattr(found.value, "__notes__")

@@ -19,9 +19,9 @@ class Predicts(Classifier):
         return {"class": logits.argmax(1), "logits": logits, "name": [f"row {i}" for i in range(len(logits))]}
 
 
-def test_predictions_become_a_table_that_reads_back_in_order(trainer, tmp_path):
+def test_predictions_become_a_table_that_reads_back_in_order(make_trainer, tmp_path):
     model = Predicts().eval()
-    table = trainer().predict(model, loader(47, shuffle=False), output=tmp_path / "out")
+    table = make_trainer().predict(model, loader(47, shuffle=False), output=tmp_path / "out")
     read = table.head(100)
     with torch.no_grad():
         expected = model(dataset(47).tensors[0])
@@ -31,51 +31,51 @@ def test_predictions_become_a_table_that_reads_back_in_order(trainer, tmp_path):
     assert read["name"].to_pylist()[:2] == ["row 0", "row 1"]
 
 
-def test_they_are_returned_too_when_asked(trainer, tmp_path):
-    found = trainer().predict(Predicts(), loader(40), output=tmp_path / "out", return_predictions=True)
+def test_they_are_returned_too_when_asked(make_trainer, tmp_path):
+    found = make_trainer().predict(Predicts(), loader(40), output=tmp_path / "out", return_predictions=True)
     assert len(found) == 4
     assert pq.read_table(tmp_path / "out").num_rows == 40
 
 
-def test_all_loaders_go_into_one_table(trainer, tmp_path):
-    trainer().predict(Predicts(), [loader(40), loader(20)], output=tmp_path / "out")
+def test_all_loaders_go_into_one_table(make_trainer, tmp_path):
+    make_trainer().predict(Predicts(), [loader(40), loader(20)], output=tmp_path / "out")
     assert pq.read_table(tmp_path / "out").num_rows == 60
 
 
-def test_without_a_predict_step_the_modules_output_is_the_column_prediction(trainer, tmp_path):
+def test_without_a_predict_step_the_modules_output_is_the_column_prediction(make_trainer, tmp_path):
     class Plain(Classifier):
         def forward(self, batch):
             return super().forward(batch[0])
 
-    trainer().predict(Plain(), loader(40), output=tmp_path / "out")
+    make_trainer().predict(Plain(), loader(40), output=tmp_path / "out")
     assert pq.read_table(tmp_path / "out").column_names == ["prediction"]
 
 
-def test_an_older_table_is_replaced(trainer, tmp_path):
+def test_an_older_table_is_replaced(make_trainer, tmp_path):
     for rows in (100, 30):
-        trainer().predict(Predicts(), loader(rows), output=tmp_path / "out")
+        make_trainer().predict(Predicts(), loader(rows), output=tmp_path / "out")
     assert pq.read_table(tmp_path / "out").num_rows == 30
 
 
-def test_a_run_that_fails_leaves_the_older_table_and_no_litter(trainer, tmp_path):
+def test_a_run_that_fails_leaves_the_older_table_and_no_litter(make_trainer, tmp_path):
     class Fails(Predicts):
         def predict_step(self, batch, batch_idx):
             if batch_idx == 2:
                 raise RuntimeError("out of luck")
             return super().predict_step(batch, batch_idx)
 
-    trainer().predict(Predicts(), loader(40), output=tmp_path / "out")
+    make_trainer().predict(Predicts(), loader(40), output=tmp_path / "out")
     with pytest.raises(RuntimeError, match="out of luck"):
-        trainer().predict(Fails(), loader(100), output=tmp_path / "out")
+        make_trainer().predict(Fails(), loader(100), output=tmp_path / "out")
     assert pq.read_table(tmp_path / "out").num_rows == 40
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_directory_of_something_else_is_not_replaced(trainer, tmp_path):
+def test_a_directory_of_something_else_is_not_replaced(make_trainer, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
     with pytest.raises(fp.ConfigError, match="holds something else"):
-        trainer().predict(Predicts(), loader(40), output=tmp_path / "out")
+        make_trainer().predict(Predicts(), loader(40), output=tmp_path / "out")
     assert (tmp_path / "out" / "thesis.tex").exists()
 
 

@@ -33,12 +33,12 @@ class Amazon(Answer):
 
 @pytest.fixture
 def server(monkeypatch):
-    made = MetadataServer(Amazon)
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{made.host}")
+    server = MetadataServer(Amazon)
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{server.host}")
     monkeypatch.setattr(amazon, "POLL_S", 0.02)
     monkeypatch.setattr(notices, "RETRY_S", 0.02)
-    yield made
-    made.close()
+    yield server
+    server.close()
 
 
 def announce(server: MetadataServer, action: str) -> None:

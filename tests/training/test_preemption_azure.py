@@ -39,12 +39,12 @@ def event(kind: str, *machines: str) -> dict[str, Any]:
 
 @pytest.fixture
 def server(monkeypatch):
-    made = MetadataServer(Microsoft)
-    monkeypatch.setenv("FOOTPLATE_AZURE_METADATA", made.host)
+    server = MetadataServer(Microsoft)
+    monkeypatch.setenv("FOOTPLATE_AZURE_METADATA", server.host)
     monkeypatch.setattr(azure, "POLL_S", 0.02)
     monkeypatch.setattr(notices, "RETRY_S", 0.02)
-    yield made
-    made.close()
+    yield server
+    server.close()
 
 
 @pytest.mark.parametrize("kind", azure.ENDS)

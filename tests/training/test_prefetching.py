@@ -116,13 +116,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def fit(trainer, root, data, accelerator=None, ckpt_path=None, recorder=None, **settings) -> tuple[dict, dict, Any]:
+def fit(
+    make_trainer, root, data, accelerator=None, ckpt_path=None, recorder=None, **settings
+) -> tuple[dict, dict, Any]:
     """Train a seeded module. Return the record of each batch, the weights, and the trainer."""
     torch.manual_seed(7)
     random.seed(7)
     np.random.seed(7)
     module, recorder = Pairs(), recorder or Recorder()
-    made = trainer(
+    trainer = make_trainer(
         accelerator=accelerator or Asynchronous(),
         callbacks=[recorder, fp.ModelCheckpoint(every_n_train_steps=2)],
         max_epochs=3,
@@ -130,8 +132,8 @@ def fit(trainer, root, data, accelerator=None, ckpt_path=None, recorder=None, **
         **settings,
     )
     with contextlib.suppress(PowerCut):
-        made.fit(module, data, loader(40, shuffle=False), ckpt_path=ckpt_path)
-    return recorder.seen, module.state_dict(), made
+        trainer.fit(module, data, loader(40, shuffle=False), ckpt_path=ckpt_path)
+    return recorder.seen, module.state_dict(), trainer
 
 
 CASES = [
@@ -144,19 +146,19 @@ CASES = [
 @pytest.mark.parametrize(("source", "setting"), CASES)
 @pytest.mark.filterwarnings("ignore:DataLoader has no position to restore")
 def test_a_run_is_bit_for_bit_the_one_that_reads_at_the_step_and_so_is_one_that_was_cut_off(
-    source, setting, trainer, tmp_path
+    source, setting, make_trainer, tmp_path
 ):
     data, settings = LOADERS[source], SETTINGS[setting]
-    seen, whole, _ = fit(trainer, tmp_path / "at the step", data(), CPU(), **settings)
-    ahead, weights_ahead, made = fit(trainer, tmp_path / "ahead", data(), **settings)
+    seen, whole, _ = fit(make_trainer, tmp_path / "at the step", data(), CPU(), **settings)
+    ahead, weights_ahead, made = fit(make_trainer, tmp_path / "ahead", data(), **settings)
     assert ahead == seen
     assert all(torch.equal(value, weights_ahead[name]) for name, value in whole.items())
     assert made.run.state.loader is made.run.loop.source is not made.run.loop.loader, "it was not read ahead"
 
     for cut_at in (len(seen) // 2, len(seen) - 1):
         root = tmp_path / f"cut at {cut_at}"
-        before, _, _ = fit(trainer, root, data(), recorder=Recorder(cut_at), **settings)
-        after, weights_after, _ = fit(trainer, root, data(), ckpt_path="last", **settings)
+        before, _, _ = fit(make_trainer, root, data(), recorder=Recorder(cut_at), **settings)
+        after, weights_after, _ = fit(make_trainer, root, data(), ckpt_path="last", **settings)
         assert min(after) > 1
         assert {**before, **after} == seen
         assert all(torch.equal(value, weights_after[name]) for name, value in whole.items())
@@ -164,21 +166,21 @@ def test_a_run_is_bit_for_bit_the_one_that_reads_at_the_step_and_so_is_one_that_
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
-def test_every_stage_has_its_batches_on_the_device_already(stage, trainer):
+def test_every_stage_has_its_batches_on_the_device_already(stage, make_trainer):
     data = parcels()
-    made = trainer(accelerator=Asynchronous(), max_epochs=1, enable_checkpointing=False)
-    getattr(made, stage)(Opens(), data if stage == "fit" else [data])
+    trainer = make_trainer(accelerator=Asynchronous(), max_epochs=1, enable_checkpointing=False)
+    getattr(trainer, stage)(Opens(), data if stage == "fit" else [data])
     assert [one.moved_by for one in data] == [["footplate-prefetch"]] * 12
     assert not reading()
 
 
-def test_on_the_cpu_batches_come_at_the_step_and_no_thread_is_made(trainer):
+def test_on_the_cpu_batches_come_at_the_step_and_no_thread_is_made(make_trainer):
     class Alone(fp.Callback):
         def on_train_batch_end(self, *_: Any) -> None:
             assert not reading()
 
     data = parcels()
-    trainer(max_epochs=1, callbacks=Alone()).fit(Opens(), data)
+    make_trainer(max_epochs=1, callbacks=Alone()).fit(Opens(), data)
     assert not any(one.moved_by for one in data)
 
 
@@ -196,7 +198,7 @@ class Counted(Dataset):
         return tuple(column[index] for column in dataset().tensors)
 
 
-def test_what_its_author_wrote_and_no_worker_runs_is_run_at_the_step_in_the_main_thread(trainer):
+def test_what_its_author_wrote_and_no_worker_runs_is_run_at_the_step_in_the_main_thread(make_trainer):
     rows, batches = Counted(), list(loader())
 
     def stream():
@@ -204,9 +206,9 @@ def test_what_its_author_wrote_and_no_worker_runs_is_run_at_the_step_in_the_main
             assert threading.current_thread() is threading.main_thread()
             yield batch
 
-    trainer(accelerator=Asynchronous()).fit(Classifier(), DataLoader(rows, 10))
+    make_trainer(accelerator=Asynchronous()).fit(Classifier(), DataLoader(rows, 10))
     assert set(rows.readers) == {"MainThread"}
-    trainer(accelerator=Asynchronous(), max_epochs=1, default_root_dir=None).fit(Classifier(), stream())
+    make_trainer(accelerator=Asynchronous(), max_epochs=1, default_root_dir=None).fit(Classifier(), stream())
 
 
 class Places:
@@ -250,26 +252,26 @@ class Hooked(Opens):
         ("on_before_batch_transfer transfer_batch_to_device on_after_batch_transfer", False),
     ],
 )
-def test_hooks_run_where_and_when_they_do_without_and_only_the_last_lets_batches_go_ahead(hooks, ahead, trainer):
+def test_hooks_run_where_and_when_they_do_without_and_only_the_last_lets_batches_go_ahead(hooks, ahead, make_trainer):
     found = []
     for accelerator in (CPU(), Asynchronous()):
         data, places = parcels(), Places()
-        trainer(accelerator=accelerator, max_epochs=1, enable_checkpointing=False).fit(Hooked(places, hooks), data)
+        make_trainer(accelerator=accelerator, max_epochs=1, enable_checkpointing=False).fit(Hooked(places, hooks), data)
         found.append(places.seen)
     assert found[0] == found[1]
     assert {thread for _, thread, _ in found[1]} == {"MainThread"}
     assert any("footplate-prefetch" in one.moved_by for one in data) is ahead
 
 
-def test_no_more_batches_are_taken_than_the_step_will_ask_for(trainer):
+def test_no_more_batches_are_taken_than_the_step_will_ask_for(make_trainer):
     data, held_out = parcels(), parcels()
     limits = {"limit_train_batches": 7, "limit_val_batches": 3, "num_sanity_val_steps": 1}
-    trainer(accelerator=Asynchronous(), max_epochs=2, **limits).fit(Opens(), data, [held_out])
+    make_trainer(accelerator=Asynchronous(), max_epochs=2, **limits).fit(Opens(), data, [held_out])
     assert [len(one.moved_by) for one in data] == [2] * 7 + [0] * 5
     assert [len(one.moved_by) for one in held_out] == [3, 2, 2] + [0] * 9
 
 
-def test_a_checkpoint_says_which_batch_was_trained_on_last_not_which_was_read(trainer, tmp_path):
+def test_a_checkpoint_says_which_batch_was_trained_on_last_not_which_was_read(make_trainer, tmp_path):
     class Saves(fp.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             time.sleep(0.02)  # the thread goes as far as it may
@@ -277,17 +279,17 @@ def test_a_checkpoint_says_which_batch_was_trained_on_last_not_which_was_read(tr
                 trainer.save_checkpoint(tmp_path / f"{batch_idx}.ckpt")
 
     data = parcels()
-    trainer(accelerator=Asynchronous(), max_epochs=1, callbacks=Saves()).fit(Opens(), data)
+    make_trainer(accelerator=Asynchronous(), max_epochs=1, callbacks=Saves()).fit(Opens(), data)
     positions = [checkpoint.load(tmp_path / f"{batch}.ckpt")["loader"] for batch in (3, 9)]
     assert positions == [{"epoch": 0, "batch": 4}, {"epoch": 0, "batch": 10}]
 
 
-def test_replicas_share_batches_that_came_ahead_as_they_do_others(trainer):
+def test_replicas_share_batches_that_came_ahead_as_they_do_others(make_trainer):
     models = seeded(), seeded()
     for accelerator, model in zip((CPU(), Asynchronous()), models, strict=True):
-        made = trainer(accelerator=accelerator, devices=2, strategy="replicas", enable_checkpointing=False)
-        made.fit(model, list(loader(shuffle=False)))
-    assert made.run.loop.source is not made.run.loop.loader
+        trainer = make_trainer(accelerator=accelerator, devices=2, strategy="replicas", enable_checkpointing=False)
+        trainer.fit(model, list(loader(shuffle=False)))
+    assert trainer.run.loop.source is not trainer.run.loop.loader
     equal(weights(models[0]), weights(models[1]))
 
 
@@ -310,12 +312,12 @@ class Broken(Recorder):
         return row
 
 
-def test_what_fails_in_the_loader_is_raised_at_the_step_that_would_have_had_the_batch(trainer, tmp_path):
-    seen, whole, _ = fit(trainer, tmp_path / "whole", table_loader(), CPU())
+def test_what_fails_in_the_loader_is_raised_at_the_step_that_would_have_had_the_batch(make_trainer, tmp_path):
+    seen, whole, _ = fit(make_trainer, tmp_path / "whole", table_loader(), CPU())
     before = Broken()
     with pytest.raises(KeyError, match="gone"):
-        fit(trainer, tmp_path / "run", table_loader(before.transform), recorder=before)
-    after, weights_after, _ = fit(trainer, tmp_path / "run", table_loader(), ckpt_path="last")
+        fit(make_trainer, tmp_path / "run", table_loader(before.transform), recorder=before)
+    after, weights_after, _ = fit(make_trainer, tmp_path / "run", table_loader(), ckpt_path="last")
     assert 14 < min(after) == max(before.seen) + 1
     assert {**before.seen, **after} == seen
     assert all(torch.equal(value, weights_after[name]) for name, value in whole.items())
@@ -337,18 +339,20 @@ class Leaves(fp.Callback):
 
 
 @pytest.mark.parametrize("run", [False, True], ids=["epoch", "run"])
-def test_an_epoch_that_is_left_early_leaves_no_thread_and_the_next_begins_afresh(run, trainer, tmp_path):
+def test_an_epoch_that_is_left_early_leaves_no_thread_and_the_next_begins_afresh(run, make_trainer, tmp_path):
     found = []
     for name, accelerator in {"cpu": CPU(), "ahead": Asynchronous()}.items():
         recorder = Recorder()
         torch.manual_seed(7)
-        made = trainer(accelerator=accelerator, callbacks=[recorder, Leaves(run)], default_root_dir=tmp_path / name)
-        made.fit(Classifier(), worker_loader())
+        trainer = make_trainer(
+            accelerator=accelerator, callbacks=[recorder, Leaves(run)], default_root_dir=tmp_path / name
+        )
+        trainer.fit(Classifier(), worker_loader())
         assert not reading()
-        made = trainer(
+        trainer = make_trainer(
             accelerator=accelerator, callbacks=recorder, default_root_dir=tmp_path / name, max_epochs=4 - run
         )
-        made.fit(Classifier(), worker_loader(), ckpt_path="last")
+        trainer.fit(Classifier(), worker_loader(), ckpt_path="last")
         found.append(recorder.seen)
     assert found[0] == found[1]
     assert len(found[0]) == (36 if run else 10 + 24)
@@ -358,14 +362,14 @@ def test_ranks_with_fewer_batches_end_the_epoch_for_all(tmp_path):
     def run(accelerator: CPU) -> Any:
         torch.manual_seed(7)
         module = Classifier()
-        made = fp.Trainer(
+        trainer = fp.Trainer(
             accelerator=accelerator, default_root_dir=tmp_path, logger=False, enable_progress_bar=False,
             enable_model_summary=False, enable_checkpointing=False, max_epochs=2, seed=1, devices=2,
         )  # fmt: skip
         batches = list(loader(120, shuffle=False))
-        made.fit(module, batches[: 12 if made.global_rank else 8])
+        trainer.fit(module, batches[: 12 if trainer.global_rank else 8])
         assert not reading()
-        return made.global_step, {name: value.numpy() for name, value in module.state_dict().items()}
+        return trainer.global_step, {name: value.numpy() for name, value in module.state_dict().items()}
 
     (steps, at_step), _ = ranks.run(run, 2, CPU())
     (steps_ahead, ahead), (_, other) = ranks.run(run, 2, Asynchronous())
@@ -410,13 +414,15 @@ class Slow:
 
 
 @pytest.mark.parametrize(("batch_s", "step_s", "share"), [(0.1, 0.0, 1.0), (0.1, 0.3, 0.25), (0.0, 0.1, 0.0)])
-def test_the_share_of_time_that_went_into_waiting_is_logged_if_asked_for(batch_s, step_s, share, trainer, monkeypatch):
+def test_the_share_of_time_that_went_into_waiting_is_logged_if_asked_for(
+    batch_s, step_s, share, make_trainer, monkeypatch
+):
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     callbacks = [Busy(clock, step_s), fp.DataWaitMonitor()]
-    made = trainer(max_epochs=1, callbacks=callbacks, log_every_n_steps=4, enable_checkpointing=False)
-    made.fit(Classifier(), Slow(clock, batch_s), loader(20))
-    assert float(made.callback_metrics["data_wait"]) == pytest.approx(share, abs=1e-6)
+    trainer = make_trainer(max_epochs=1, callbacks=callbacks, log_every_n_steps=4, enable_checkpointing=False)
+    trainer.fit(Classifier(), Slow(clock, batch_s), loader(20))
+    assert float(trainer.callback_metrics["data_wait"]) == pytest.approx(share, abs=1e-6)
 
 
 class Own(DataLoader):

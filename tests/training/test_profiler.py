@@ -213,7 +213,7 @@ def test_the_timeline_of_memory_adds_up_and_names_lines(profiled: Path):
 
 
 @pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 3}, {"gradient_clip_val": 0.1}])
-def test_the_numbers_are_those_without_a_profiler_bit_for_bit(trainer, tmp_path: Path, settings: dict[str, Any]):
+def test_the_numbers_are_those_without_a_profiler_bit_for_bit(make_trainer, tmp_path: Path, settings: dict[str, Any]):
     losses, weights = [], []
     for profiler in (None, fp.Profiler("3:9")):
         remember = Remember()
@@ -221,7 +221,7 @@ def test_the_numbers_are_those_without_a_profiler_bit_for_bit(trainer, tmp_path:
         torch.manual_seed(7)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter)
-        trainer(callbacks=remember, profiler=profiler, default_root_dir=tmp_path / str(profiler), **settings).fit(
+        make_trainer(callbacks=remember, profiler=profiler, default_root_dir=tmp_path / str(profiler), **settings).fit(
             model, loader()
         )
         losses.append(remember.losses)
@@ -232,7 +232,7 @@ def test_the_numbers_are_those_without_a_profiler_bit_for_bit(trainer, tmp_path:
     assert (tmp_path / str(fp.Profiler("3:9")) / "profile-3").is_dir()
 
 
-def test_after_a_profile_nothing_of_it_is_left(trainer):
+def test_after_a_profile_nothing_of_it_is_left(make_trainer):
     looked = []
 
     def look(trainer: Any) -> None:
@@ -245,54 +245,54 @@ def test_after_a_profile_nothing_of_it_is_left(trainer):
         looked.append(trainer.global_step)
 
     callbacks = [Remember(3, look_inside), Remember(8, look)]
-    training = trainer(max_steps=10, profiler=fp.Profiler((2, 6)), callbacks=callbacks)
+    training = make_trainer(max_steps=10, profiler=fp.Profiler((2, 6)), callbacks=callbacks)
     training.fit(Net(), batches())
     assert looked == [3, 8]
     assert_nothing_is_left(training)
 
 
-def test_a_profile_from_the_first_step_has_all_of_its_steps(trainer, tmp_path: Path):
-    trainer(max_steps=4, profiler=fp.Profiler("0:2")).fit(Net(), batches())
+def test_a_profile_from_the_first_step_has_all_of_its_steps(make_trainer, tmp_path: Path):
+    make_trainer(max_steps=4, profiler=fp.Profiler("0:2")).fit(Net(), batches())
     assert steps_in(tmp_path / "run/profile-0/trace-rank0.json.gz") == [0, 1]
 
 
-def test_windows_of_several_batches_are_recorded_whole(trainer, tmp_path: Path):
-    trainer(max_steps=5, profiler=fp.Profiler("2:4"), accumulate_grad_batches=3).fit(Net(), batches())
+def test_windows_of_several_batches_are_recorded_whole(make_trainer, tmp_path: Path):
+    make_trainer(max_steps=5, profiler=fp.Profiler("2:4"), accumulate_grad_batches=3).fit(Net(), batches())
     # A region for each batch, with the number of the optimizer step that it is for.
     assert steps_in(tmp_path / "run/profile-2/trace-rank0.json.gz") == [2, 2, 2, 3, 3, 3]
 
 
-def test_a_validation_between_two_steps_is_a_phase(trainer, tmp_path: Path):
-    trainer(max_steps=8, profiler=fp.Profiler("2:6"), val_check_interval=4, num_sanity_val_steps=0).fit(
+def test_a_validation_between_two_steps_is_a_phase(make_trainer, tmp_path: Path):
+    make_trainer(max_steps=8, profiler=fp.Profiler("2:6"), val_check_interval=4, num_sanity_val_steps=0).fit(
         Classifier(), loader(), loader()
     )
     _, regions = tables(tmp_path / "run/profile-2/operators-rank0.md")
     assert {row["region"]: row["calls"] for row in regions}["validation"] == "12"
 
 
-def test_without_stacks_there_are_no_lines_and_the_table_says_so(trainer, tmp_path: Path):
+def test_without_stacks_there_are_no_lines_and_the_table_says_so(make_trainer, tmp_path: Path):
     profiler = fp.Profiler("2:4", with_stack=False, profile_memory=False)
-    trainer(max_steps=5, profiler=profiler).fit(Net(), batches())
+    make_trainer(max_steps=5, profiler=profiler).fit(Net(), batches())
     folder = tmp_path / "run/profile-2"
     assert "`with_stack=False`: Python's calls were not recorded." in (folder / "lines-rank0.md").read_text()
     assert not (folder / "memory-rank0.csv").exists()
     assert "self MiB" not in (folder / "operators-rank0.md").read_text()
 
 
-def test_the_work_between_two_epochs_is_no_part_of_a_step(trainer, tmp_path: Path):
-    trainer(max_epochs=3, profiler=fp.Profiler("2:6")).fit(Net(), DataLoader(Rows(), batch_size=100))
+def test_the_work_between_two_epochs_is_no_part_of_a_step(make_trainer, tmp_path: Path):
+    make_trainer(max_epochs=3, profiler=fp.Profiler("2:6")).fit(Net(), DataLoader(Rows(), batch_size=100))
     folder = tmp_path / "run/profile-2"
     assert steps_in(folder / "trace-rank0.json.gz") == [2, 3, 4, 5]
     _, regions = tables(folder / "operators-rank0.md")
     assert {row["region"]: row["calls"] for row in regions}["end of the epoch"] == "1"
 
 
-def test_a_loader_without_a_length_ends_the_profile_where_it_ends(trainer, tmp_path: Path, caplog):
+def test_a_loader_without_a_length_ends_the_profile_where_it_ends(make_trainer, tmp_path: Path, caplog):
     class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
         def __iter__(self) -> Any:
             return iter(torch.zeros(4, 64))
 
-    trainer(max_epochs=1, profiler=fp.Profiler("2:9")).fit(Net(), DataLoader(Stream(), batch_size=1))
+    make_trainer(max_epochs=1, profiler=fp.Profiler("2:9")).fit(Net(), DataLoader(Stream(), batch_size=1))
     assert "Profiler: the training ended before step 9, so the profile has 2 steps." in caplog.text
     assert "Times of all 2 steps together" in (tmp_path / "run/profile-2/operators-rank0.md").read_text()
 
@@ -315,15 +315,17 @@ class Sums(Net):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_worker_that_is_forked_while_steps_are_recorded_records_nothing(trainer, tmp_path: Path):
+def test_a_worker_that_is_forked_while_steps_are_recorded_records_nothing(make_trainer, tmp_path: Path):
     model = Sums()
-    trainer(max_epochs=3, profiler=fp.Profiler("2:8")).fit(model, DataLoader(Watched(), batch_size=100, num_workers=1))
+    make_trainer(max_epochs=3, profiler=fp.Profiler("2:8")).fit(
+        model, DataLoader(Watched(), batch_size=100, num_workers=1)
+    )
     # The second epoch's worker is forked between steps 4 and 5.
     assert model.sums == [0.0] * 12
     assert steps_in(tmp_path / "run/profile-2/trace-rank0.json.gz") == [2, 3, 4, 5, 6, 7]
 
 
-def test_modules_that_a_step_imports_are_no_trouble(trainer, tmp_path: Path, monkeypatch):
+def test_modules_that_a_step_imports_are_no_trouble(make_trainer, tmp_path: Path, monkeypatch):
     (tmp_path / "modules").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     for number in range(200):
@@ -337,7 +339,7 @@ def test_modules_that_a_step_imports_are_no_trouble(trainer, tmp_path: Path, mon
             [str(number) * 20 for number in range(2000)]
             return super().training_step(batch, batch_idx)
 
-    trainer(max_steps=8, profiler=fp.Profiler("1:7")).fit(Imports(), batches())
+    make_trainer(max_steps=8, profiler=fp.Profiler("1:7")).fit(Imports(), batches())
     assert steps_in(tmp_path / "run/profile-1/trace-rank0.json.gz") == [1, 2, 3, 4, 5, 6]
     lines = tables(tmp_path / "run/profile-1/lines-rank0.md")[0]
     assert any(row["code"].startswith("`importlib.import_module(") for row in lines)
@@ -346,10 +348,10 @@ def test_modules_that_a_step_imports_are_no_trouble(trainer, tmp_path: Path, mon
 # Failures
 
 
-def test_a_profile_that_cannot_be_written_is_given_up_with_a_warning(trainer, tmp_path: Path, caplog):
+def test_a_profile_that_cannot_be_written_is_given_up_with_a_warning(make_trainer, tmp_path: Path, caplog):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/profile-2").write_text("a file, where the directory would be")
-    training = trainer(max_steps=8, profiler=fp.Profiler("2:4"))
+    training = make_trainer(max_steps=8, profiler=fp.Profiler("2:4"))
     training.fit(Net(), batches())
     assert training.global_step == 8
     (warning,) = (record.message for record in caplog.records if "profile" in record.message.lower())
@@ -358,12 +360,12 @@ def test_a_profile_that_cannot_be_written_is_given_up_with_a_warning(trainer, tm
     assert_nothing_is_left(training)
 
 
-def test_a_disk_that_is_full_ends_the_profile_and_not_the_training(trainer, tmp_path: Path, caplog):
+def test_a_disk_that_is_full_ends_the_profile_and_not_the_training(make_trainer, tmp_path: Path, caplog):
     # /dev/full takes no byte.
     folder = tmp_path / "run/profile-2"
     folder.mkdir(parents=True)
     (folder / f".trace-rank0.json.{os.getpid()}.gz").symlink_to("/dev/full")
-    training = trainer(max_steps=8, profiler=fp.Profiler("2:4"))
+    training = make_trainer(max_steps=8, profiler=fp.Profiler("2:4"))
     training.fit(Net(), batches())
     assert training.global_step == 8
     assert "The profile was given up: OSError: [Errno 28] No space left on device" in caplog.text
@@ -386,12 +388,12 @@ class SlowWrites:
         monkeypatch.setattr(Recording, "write", slow)
 
 
-def test_the_training_goes_on_while_the_files_are_written(trainer, tmp_path: Path, monkeypatch, capsys):
+def test_the_training_goes_on_while_the_files_are_written(make_trainer, tmp_path: Path, monkeypatch, capsys):
     writes = SlowWrites(monkeypatch)
     dues = []
     at_12 = Remember(12, lambda trainer: dues.append(trainer.run.profiles.due))
     at_20 = Remember(20, lambda trainer: writes.may_write.set())
-    trainer(profiler=fp.Profiler("4:6"), max_steps=22, callbacks=[at_12, at_20]).fit(Net(), batches())
+    make_trainer(profiler=fp.Profiler("4:6"), max_steps=22, callbacks=[at_12, at_20]).fit(Net(), batches())
     assert writes.begun.is_set()
     # No step asks while the files are written.
     assert dues == [math.inf]
@@ -400,7 +402,7 @@ def test_the_training_goes_on_while_the_files_are_written(trainer, tmp_path: Pat
     assert not [thread for thread in threading.enumerate() if thread.name == "footplate-profile"]
 
 
-def test_fit_returns_when_the_files_are_written_also_after_an_error(trainer, tmp_path: Path, monkeypatch):
+def test_fit_returns_when_the_files_are_written_also_after_an_error(make_trainer, tmp_path: Path, monkeypatch):
     writes = SlowWrites(monkeypatch)
 
     def fail(trainer: Any) -> None:
@@ -408,15 +410,15 @@ def test_fit_returns_when_the_files_are_written_also_after_an_error(trainer, tmp
         raise RuntimeError("of the user")
 
     with pytest.raises(RuntimeError, match="of the user"):
-        trainer(profiler=fp.Profiler("4:6"), max_steps=22, callbacks=Remember(9, fail)).fit(Net(), batches())
+        make_trainer(profiler=fp.Profiler("4:6"), max_steps=22, callbacks=Remember(9, fail)).fit(Net(), batches())
     assert writes.may_write.is_set()
     assert steps_in(tmp_path / "run/profile-4/trace-rank0.json.gz") == [4, 5]
 
 
-def test_a_second_range_begins_when_the_first_is_written(trainer, tmp_path: Path, monkeypatch):
+def test_a_second_range_begins_when_the_first_is_written(make_trainer, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "7:9")
-    made = trainer(profiler=fp.Profiler("4:6"), max_steps=12)
-    made.fit(Net(), batches())
+    trainer = make_trainer(profiler=fp.Profiler("4:6"), max_steps=12)
+    trainer.fit(Net(), batches())
     assert steps_in(tmp_path / "run/profile-4/trace-rank0.json.gz") == [4, 5]
     assert steps_in(tmp_path / "run/profile-7/trace-rank0.json.gz") == [7, 8]
     threads = {
@@ -425,10 +427,10 @@ def test_a_second_range_begins_when_the_first_is_written(trainer, tmp_path: Path
         if "event_tree.py" in event["name"]
     }
     assert threads == set()
-    assert_nothing_is_left(made)
+    assert_nothing_is_left(trainer)
 
 
-def test_a_request_while_the_last_files_are_written_finds_no_training(trainer, monkeypatch):
+def test_a_request_while_the_last_files_are_written_finds_no_training(make_trainer, monkeypatch):
     writes = SlowWrites(monkeypatch)
     failures = []
 
@@ -440,12 +442,12 @@ def test_a_request_while_the_last_files_are_written_finds_no_training(trainer, m
             failures.append(error)
             writes.may_write.set()
 
-    trainer(profiler=fp.Profiler("4:6"), max_steps=6, callbacks=AtEnd()).fit(Net(), batches())
+    make_trainer(profiler=fp.Profiler("4:6"), max_steps=6, callbacks=AtEnd()).fit(Net(), batches())
     assert len(failures) == 1
 
 
-def test_another_profiler_that_records_keeps_recording(trainer, caplog):
-    training = trainer(max_steps=8, profiler=fp.Profiler("2:4"))
+def test_another_profiler_that_records_keeps_recording(make_trainer, caplog):
+    training = make_trainer(max_steps=8, profiler=fp.Profiler("2:4"))
     with torch.profiler.profile() as own:
         training.fit(Net(), batches())
     assert "The profile was given up: RuntimeError: another torch.profiler records in this process" in caplog.text
@@ -453,14 +455,14 @@ def test_another_profiler_that_records_keeps_recording(trainer, caplog):
     assert {event.key: event.count for event in own.key_averages()}["aten::addmm"] == 8
 
 
-def test_steps_that_the_training_does_not_reach_are_warned_of(trainer, tmp_path: Path, caplog):
-    trainer(max_steps=5, profiler="torch").fit(Net(), batches())
+def test_steps_that_the_training_does_not_reach_are_warned_of(make_trainer, tmp_path: Path, caplog):
+    make_trainer(max_steps=5, profiler="torch").fit(Net(), batches())
     assert "Profiler: the training ended after 5 steps, so the steps 10:20 were not recorded." in caplog.text
     assert not list((tmp_path / "run").glob("profile-*"))
 
 
-def test_a_profile_that_the_training_ends_has_the_steps_so_far(trainer, tmp_path: Path, caplog):
-    training = trainer(max_steps=5, profiler=fp.Profiler("3:100"))
+def test_a_profile_that_the_training_ends_has_the_steps_so_far(make_trainer, tmp_path: Path, caplog):
+    training = make_trainer(max_steps=5, profiler=fp.Profiler("3:100"))
     training.fit(Net(), batches())
     assert steps_in(tmp_path / "run/profile-3/trace-rank0.json.gz") == [3, 4]
     assert "Profiler: the training ended before step 100, so the profile has 2 steps." in caplog.text
@@ -478,8 +480,8 @@ class Breaks(Net):
         return super().training_step(batch, batch_idx)
 
 
-def test_an_exception_in_a_recorded_step_comes_through_and_ends_the_profile(trainer, tmp_path: Path, caplog):
-    training = trainer(max_steps=8, profiler=fp.Profiler("2:6"), enable_checkpointing=False)
+def test_an_exception_in_a_recorded_step_comes_through_and_ends_the_profile(make_trainer, tmp_path: Path, caplog):
+    training = make_trainer(max_steps=8, profiler=fp.Profiler("2:6"), enable_checkpointing=False)
     with pytest.raises(Mistake, match="the user's own mistake"):
         training.fit(Breaks(), batches())
     assert "The profile was given up: the training was interrupted." in caplog.text
@@ -488,7 +490,7 @@ def test_an_exception_in_a_recorded_step_comes_through_and_ends_the_profile(trai
     assert sys.getprofile() is None
 
     # The next training in this process is profiled as usual.
-    trainer(max_steps=4, profiler=fp.Profiler("1:3")).fit(Net(), batches())
+    make_trainer(max_steps=4, profiler=fp.Profiler("1:3")).fit(Net(), batches())
     assert steps_in(tmp_path / "run/profile-1/trace-rank0.json.gz") == [1, 2]
 
 
@@ -501,22 +503,22 @@ def test_a_bad_range_is_one_clear_error(steps: Any):
         fp.Profiler(steps)
 
 
-def test_other_mistakes(trainer, monkeypatch):
+def test_other_mistakes(make_trainer, monkeypatch):
     with pytest.raises(ConfigError, match='profiler="kineto": expected one of torch, simple, '):
-        trainer(profiler="kineto")
+        make_trainer(profiler="kineto")
     with pytest.raises(ConfigError, match=r"Profiler\(with_stack=1\): expected True or False"):
         fp.Profiler(with_stack=1)  # type: ignore[arg-type]
     monkeypatch.setenv(VARIABLE, "20:10")
     with pytest.raises(ConfigError, match=f"{VARIABLE}='20:10': expected the first step"):
-        trainer(max_steps=2).fit(Net(), batches())
+        make_trainer(max_steps=2).fit(Net(), batches())
 
 
 # The environment, and trainings inside trainings
 
 
-def test_the_environment_profiles_each_training_and_no_search(trainer, tmp_path: Path, monkeypatch, capsys):
+def test_the_environment_profiles_each_training_and_no_search(make_trainer, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv(VARIABLE, "1:3")
-    training = trainer(max_steps=5, profiler=fp.Profiler("3:4"))
+    training = make_trainer(max_steps=5, profiler=fp.Profiler("3:4"))
     model = Classifier()
     fp.Tuner(training).lr_find(model, loader(), num_training=5)
     assert "Profile of" not in capsys.readouterr().out
@@ -526,17 +528,17 @@ def test_the_environment_profiles_each_training_and_no_search(trainer, tmp_path:
     assert "Profile of steps 1 to 2, rank 0 of 1, cpu" in capsys.readouterr().out
 
 
-def test_a_resumed_training_does_not_record_what_is_over(trainer, tmp_path: Path, caplog):
-    trainer(max_steps=8).fit(Classifier(), loader())
-    training = trainer(max_steps=10, profiler=fp.Profiler("2:4"))
+def test_a_resumed_training_does_not_record_what_is_over(make_trainer, tmp_path: Path, caplog):
+    make_trainer(max_steps=8).fit(Classifier(), loader())
+    training = make_trainer(max_steps=10, profiler=fp.Profiler("2:4"))
     training.fit(Classifier(), loader(), ckpt_path="last")
     assert training.global_step == 10
     assert "Profiler: the steps 2:4 were over when it could begin, at step 8." in caplog.text
     assert not list((tmp_path / "run").glob("profile-*"))
 
 
-def test_all_ranks_record_the_same_steps(trainer, tmp_path: Path):
-    trainer(max_steps=6, devices=2, profiler=fp.Profiler("2:4")).fit(Net(), batches())
+def test_all_ranks_record_the_same_steps(make_trainer, tmp_path: Path):
+    make_trainer(max_steps=6, devices=2, profiler=fp.Profiler("2:4")).fit(Net(), batches())
     folder = tmp_path / "run/profile-2"
     for rank in (0, 1):
         assert steps_in(folder / f"trace-rank{rank}.json.gz") == [2, 3]
@@ -548,7 +550,7 @@ def test_all_ranks_record_the_same_steps(trainer, tmp_path: Path):
 # On demand
 
 
-def test_a_training_is_profiled_on_demand(trainer, tmp_path: Path):
+def test_a_training_is_profiled_on_demand(make_trainer, tmp_path: Path):
     requests = []
     ask = Remember(3, lambda trainer: requests.append(request_profile([os.getpid()], 2)))
     again = []
@@ -560,7 +562,7 @@ def test_a_training_is_profiled_on_demand(trainer, tmp_path: Path):
 
     done = []
     look = Remember(8, lambda trainer: done.append(wait_for_profile(requests[0], lambda status: None)))
-    trainer(max_steps=9, callbacks=[ask, Remember(5, ask_again), look]).fit(Net(), batches())
+    make_trainer(max_steps=9, callbacks=[ask, Remember(5, ask_again), look]).fit(Net(), batches())
     # Step 3 is the warm-up.
     assert steps_in(tmp_path / "run/profile-4/trace-rank0.json.gz") == [4, 5]
     assert again == ["recording"]
@@ -571,10 +573,10 @@ def test_a_training_is_profiled_on_demand(trainer, tmp_path: Path):
     assert status_of(requests[0]).state == "done"
 
 
-def test_a_request_just_before_the_end_fails_with_the_reason(trainer):
+def test_a_request_just_before_the_end_fails_with_the_reason(make_trainer):
     requests = []
     ask = Remember(5, lambda trainer: requests.append(request_profile([os.getpid()], 2)))
-    trainer(max_steps=5, callbacks=ask).fit(Net(), batches())
+    make_trainer(max_steps=5, callbacks=ask).fit(Net(), batches())
     status = status_of(requests[0])
     assert (status.state, status.error) == ("failed", f"process {os.getpid()} has ended")
 
@@ -585,12 +587,12 @@ def test_a_process_that_does_not_train_cannot_be_profiled():
 
 
 @pytest.mark.slow
-def test_twenty_requests_from_another_thread_each_get_their_steps(trainer, tmp_path: Path):
+def test_twenty_requests_from_another_thread_each_get_their_steps(make_trainer, tmp_path: Path):
     class Endless(Net):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             return self.first(batch).mean()
 
-    training = trainer(max_steps=-1, max_epochs=-1, enable_checkpointing=False)
+    training = make_trainer(max_steps=-1, max_epochs=-1, enable_checkpointing=False)
     states, failures = [], []
 
     def ask() -> None:
@@ -636,13 +638,13 @@ class Wide(fp.Module):
 
 
 @pytest.mark.slow
-def test_a_run_on_xla_is_recorded_by_jax(trainer, tmp_path: Path):
+def test_a_run_on_xla_is_recorded_by_jax(make_trainer, tmp_path: Path):
     losses = []
     for profiler in (None, fp.Profiler("2:6")):
         remember = Remember()
         torch.manual_seed(3)
         data = DataLoader(torch.randn(2560, 512), batch_size=256)
-        trainer(accelerator="xla", max_steps=8, profiler=profiler, callbacks=remember).fit(Wide(512), data)
+        make_trainer(accelerator="xla", max_steps=8, profiler=profiler, callbacks=remember).fit(Wide(512), data)
         losses.append(remember.losses)
     assert losses[0] == losses[1]
 
@@ -697,9 +699,9 @@ def assert_memory_adds_up(path: Path, steps: int, sizes: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_several_steps_in_one_call_on_two_devices_have_lines_and_no_time_twice(trainer, tmp_path: Path):
+def test_several_steps_in_one_call_on_two_devices_have_lines_and_no_time_twice(make_trainer, tmp_path: Path):
     data = DataLoader(torch.randn(2560, 512), batch_size=256)
-    trainer(accelerator="xla", devices=2, iterations_per_loop=2, max_steps=8, profiler=fp.Profiler("2:6")).fit(
+    make_trainer(accelerator="xla", devices=2, iterations_per_loop=2, max_steps=8, profiler=fp.Profiler("2:6")).fit(
         Wide(512), data
     )
     folder = tmp_path / "run/profile-2"
@@ -716,18 +718,20 @@ def test_several_steps_in_one_call_on_two_devices_have_lines_and_no_time_twice(t
     assert {row["step"] for row in rows} == {"2", "4"}
 
 
-def test_without_stacks_and_memory_a_run_on_xla_has_its_lines(trainer, tmp_path: Path):
+def test_without_stacks_and_memory_a_run_on_xla_has_its_lines(make_trainer, tmp_path: Path):
     settings = fp.Profiler("2:4", with_stack=False, profile_memory=False)
     data = DataLoader(torch.randn(2560, 512), batch_size=256)
-    trainer(accelerator="xla", max_steps=6, profiler=settings).fit(Wide(512), data)
+    make_trainer(accelerator="xla", max_steps=6, profiler=settings).fit(Wide(512), data)
     folder = tmp_path / "run/profile-2"
     assert not (folder / "memory-rank0.csv").exists()
     assert f":{line_of('layers')} " in (folder / "lines-rank0.md").read_text()
 
 
 @pytest.mark.slow
-def test_a_small_program_on_xla_has_operators_or_says_why_it_has_none(trainer, tmp_path: Path):
-    trainer(accelerator="xla", max_steps=8, profiler=fp.Profiler("2:6")).fit(Wide(2), DataLoader(torch.randn(20, 2), 2))
+def test_a_small_program_on_xla_has_operators_or_says_why_it_has_none(make_trainer, tmp_path: Path):
+    make_trainer(accelerator="xla", max_steps=8, profiler=fp.Profiler("2:6")).fit(
+        Wide(2), DataLoader(torch.randn(20, 2), 2)
+    )
     text = (tmp_path / "run/profile-2/operators-rank0.md").read_text()
     assert ("| operator " in text) != ("XLA runs a small program in one piece" in text)
 

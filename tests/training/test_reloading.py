@@ -51,14 +51,16 @@ class Saves(fp.Callback):
 
 
 @pytest.mark.parametrize("cut", [10, 20, 25])
-def test_a_run_resumes_with_the_loaders_that_it_had(trainer: Any, cut: int) -> None:
+def test_a_run_resumes_with_the_loaders_that_it_had(make_trainer: Any, cut: int) -> None:
     torch.manual_seed(3)
     whole = Growing()
     arguments = {"max_epochs": 5, "reload_dataloaders_every_n_epochs": 2}
-    trainer(**arguments, callbacks=[Saves(cut)]).fit(whole)  # 4 batches in each of two epochs, 8 in each of two, 12
+    make_trainer(**arguments, callbacks=[Saves(cut)]).fit(
+        whole
+    )  # 4 batches in each of two epochs, 8 in each of two, 12
     assert whole.made == [(name, epoch) for epoch in (0, 2, 4) for name in ("train", "val")]
     assert len(whole.seen) == 4 + 4 + 8 + 8 + 12
-    rest, made = Growing(), trainer(**arguments)
+    rest, made = Growing(), make_trainer(**arguments)
     made.fit(rest, ckpt_path=made.run_dir / "cut.ckpt")
     assert rest.made[0] == ("train", 2 if cut < 24 else 4)
     assert rest.seen == whole.seen[cut:]
@@ -66,13 +68,13 @@ def test_a_run_resumes_with_the_loaders_that_it_had(trainer: Any, cut: int) -> N
     assert all(torch.equal(value, rest.state_dict()[name]) for name, value in whole.state_dict().items())
 
 
-def test_loaders_that_were_given_stay(trainer: Any) -> None:
+def test_loaders_that_were_given_stay(make_trainer: Any) -> None:
     module = Growing()
-    trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(module, loader(20), loader(10))
+    make_trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(module, loader(20), loader(10))
     assert module.made == []
     assert len(module.seen) == 6
 
 
-def test_a_number_that_is_none_is_refused(trainer: Any) -> None:
+def test_a_number_that_is_none_is_refused(make_trainer: Any) -> None:
     with pytest.raises(fp.ConfigError, match="reload_dataloaders_every_n_epochs=-1: expected an integer"):
-        trainer(reload_dataloaders_every_n_epochs=-1)
+        make_trainer(reload_dataloaders_every_n_epochs=-1)

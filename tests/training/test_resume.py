@@ -168,29 +168,29 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(trainer, case: dict[str, Any], recorder: Recorder, ckpt_path: str | None, root: Path) -> Any:
+def run(make_trainer, case: dict[str, Any], recorder: Recorder, ckpt_path: str | None, root: Path) -> Any:
     module = case.get("module", Classifier)
     torch.manual_seed(7)
     model = module()
     saver = fp.ModelCheckpoint(**case.get("every", {"every_n_train_steps": 4}))
     data = case.get("data", loader)()
-    make = trainer(callbacks=[recorder, saver], max_epochs=4, default_root_dir=root, **case.get("trainer", {}))
+    make = make_trainer(callbacks=[recorder, saver], max_epochs=4, default_root_dir=root, **case.get("trainer", {}))
     held_out = data if case.get("validates_on_it") else loader(40, shuffle=False)
     make.fit(model, data, held_out, ckpt_path=ckpt_path)
     return model, make
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_that_was_cut_off_is_bit_for_bit_the_run_that_was_not(name, trainer, tmp_path):
+def test_a_run_that_was_cut_off_is_bit_for_bit_the_run_that_was_not(name, make_trainer, tmp_path):
     case = CASES[name]
     whole = Recorder()
-    expected, unbroken = run(trainer, case, whole, None, tmp_path / "whole")
+    expected, unbroken = run(make_trainer, case, whole, None, tmp_path / "whole")
 
     cut = Recorder(case.get("cut_at", 26), case.get("in_validation", False))
     with pytest.raises(PowerCut):
-        run(trainer, case, cut, None, tmp_path / "cut")
+        run(make_trainer, case, cut, None, tmp_path / "cut")
     rest = Recorder()
-    model, resumed = run(trainer, case, rest, "last", tmp_path / "cut")
+    model, resumed = run(make_trainer, case, rest, "last", tmp_path / "cut")
 
     assert min(rest.seen) > 1, "it began anew instead of continuing"
     assert {**cut.seen, **rest.seen} == whole.seen
@@ -268,7 +268,7 @@ def test_a_killed_process_continues_where_it_was(number, code, whole, tmp_path):
     assert {**losses(seen), **losses(rest)} == losses(whole)
 
 
-def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_was_resumed_from(trainer):
+def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_was_resumed_from(make_trainer):
     class Remembering(Classifier):
         loaded: tuple[weakref.ref, ...] = ()
         alive: int = -1
@@ -280,8 +280,8 @@ def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_was_resumed_from(traine
             self.alive = sum(tensor() is not None for tensor in self.loaded)
             return super().training_step(batch, batch_idx)
 
-    trainer(max_epochs=1).fit(Remembering(), loader())
+    make_trainer(max_epochs=1).fit(Remembering(), loader())
     resumed = Remembering()
-    trainer(max_epochs=2).fit(resumed, loader(), ckpt_path="last")
+    make_trainer(max_epochs=2).fit(resumed, loader(), ckpt_path="last")
     assert len(resumed.loaded) == len(resumed.state_dict())
     assert resumed.alive == 0

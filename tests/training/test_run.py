@@ -19,69 +19,69 @@ class Reads(fp.Callback):
         self.begun.append((str(stage), trainer.global_step, dict(trainer.callback_metrics), trainer.status))
 
 
-def test_a_second_fit_begins_from_the_start_and_its_hooks_see_that(trainer):
+def test_a_second_fit_begins_from_the_start_and_its_hooks_see_that(make_trainer):
     reads = Reads()
-    made = trainer(max_epochs=1, callbacks=reads)
-    made.fit(Classifier(), loader())
-    made.fit(Classifier(), loader())
+    trainer = make_trainer(max_epochs=1, callbacks=reads)
+    trainer.fit(Classifier(), loader())
+    trainer.fit(Classifier(), loader())
     assert reads.begun == [("fit", 0, {}, "running")] * 2
-    assert made.global_step == 12
+    assert trainer.global_step == 12
 
 
-def test_what_training_has_reached_can_be_read_after_a_test(trainer):
-    made = trainer(max_epochs=2)
-    made.fit(Classifier(), loader(), loader(40))
-    made.test(dataloaders=loader(20))
-    assert (made.global_step, made.current_epoch) == (24, 2)
-    assert (made.num_training_batches, made.num_val_batches, made.num_test_batches) == (12, [4], [2])
-    assert set(made.dataloaders) == {"train", "val", "test"}
+def test_what_training_has_reached_can_be_read_after_a_test(make_trainer):
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(Classifier(), loader(), loader(40))
+    trainer.test(dataloaders=loader(20))
+    assert (trainer.global_step, trainer.current_epoch) == (24, 2)
+    assert (trainer.num_training_batches, trainer.num_val_batches, trainer.num_test_batches) == (12, [4], [2])
+    assert set(trainer.dataloaders) == {"train", "val", "test"}
 
 
-def test_a_training_can_be_saved_after_a_test(trainer, tmp_path):
-    made = trainer(max_epochs=1)
+def test_a_training_can_be_saved_after_a_test(make_trainer, tmp_path):
+    trainer = make_trainer(max_epochs=1)
     model = Classifier()
-    made.fit(model, loader())
-    made.test(dataloaders=loader(20))
-    made.save_checkpoint(tmp_path / "after.ckpt")
-    longer = trainer(max_epochs=2)
+    trainer.fit(model, loader())
+    trainer.test(dataloaders=loader(20))
+    trainer.save_checkpoint(tmp_path / "after.ckpt")
+    longer = make_trainer(max_epochs=2)
     longer.fit(Classifier(), loader(), ckpt_path=tmp_path / "after.ckpt")
     assert longer.global_step == 24
 
 
-def test_saving_before_anything_was_trained_is_one_error(trainer, tmp_path):
+def test_saving_before_anything_was_trained_is_one_error(make_trainer, tmp_path):
     with pytest.raises(ConfigError, match=r"nothing to save: .* Call trainer\.fit\(model\) first"):
-        trainer().save_checkpoint(tmp_path / "none.ckpt")
+        make_trainer().save_checkpoint(tmp_path / "none.ckpt")
     assert not (tmp_path / "none.ckpt").exists()
 
 
-def test_a_call_that_fails_at_its_beginning_leaves_no_step_of_the_last_one(trainer):
-    made = trainer(max_epochs=1)
-    made.fit(Classifier(), loader())
+def test_a_call_that_fails_at_its_beginning_leaves_no_step_of_the_last_one(make_trainer):
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Classifier(), loader())
     with pytest.raises(ConfigError, match="has no data"):
-        made.validate(Classifier())
-    assert made.interrupted
-    assert not hasattr(made.run, "step")
+        trainer.validate(Classifier())
+    assert trainer.interrupted
+    assert not hasattr(trainer.run, "step")
 
 
-def test_should_stop_ends_one_fit_and_not_the_next(trainer):
+def test_should_stop_ends_one_fit_and_not_the_next(make_trainer):
     class Stops(fp.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.should_stop = len(seen) == 0 and batch_idx == 3
 
     seen: list[int] = []
-    made = trainer(max_epochs=1, callbacks=Stops())
-    made.fit(Classifier(), loader())
-    assert made.should_stop
-    seen.append(made.global_step)
-    made.fit(Classifier(), loader())
-    assert (seen, made.global_step) == ([4], 12)
+    trainer = make_trainer(max_epochs=1, callbacks=Stops())
+    trainer.fit(Classifier(), loader())
+    assert trainer.should_stop
+    seen.append(trainer.global_step)
+    trainer.fit(Classifier(), loader())
+    assert (seen, trainer.global_step) == ([4], 12)
 
 
-def test_a_callback_may_change_an_argument_while_a_run_goes_on(trainer):
+def test_a_callback_may_change_an_argument_while_a_run_goes_on(make_trainer):
     class Longer(fp.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
             trainer.max_epochs = 3
 
-    made = trainer(max_epochs=2, callbacks=Longer())
-    made.fit(Classifier(), loader(20))
-    assert (made.current_epoch, made.max_epochs) == (3, 3)
+    trainer = make_trainer(max_epochs=2, callbacks=Longer())
+    trainer.fit(Classifier(), loader(20))
+    assert (trainer.current_epoch, trainer.max_epochs) == (3, 3)

@@ -24,11 +24,11 @@ class Mean(fp.Module):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def test_damaged_images_are_left_out_and_counted(trainer, caplog):
+def test_damaged_images_are_left_out_and_counted(make_trainer, caplog):
     png = cv2.imencode(".png", np.zeros((4, 4), np.uint8))[1].tobytes()
     table = fp.Table(pa.table({"image": [png] * 18 + [b"no image", png[:20]], "label": [0] * 20}))
-    made = trainer(max_epochs=1)
+    trainer = make_trainer(max_epochs=1)
     with caplog.at_level(logging.WARNING):
-        made.fit(Mean(), fp.Loader(table, 5, on_error="skip"))
+        trainer.fit(Mean(), fp.Loader(table, 5, on_error="skip"))
     assert "2 rows could not be read in epoch 0 and were left out" in caplog.text
-    assert made.global_step == 4
+    assert trainer.global_step == 4

@@ -63,17 +63,17 @@ class Endless(IterableDataset):
 
 
 @pytest.fixture
-def fit(trainer):
+def fit(make_trainer):
     """Fit a model on 12 batches of 10, validate on 4. Return the trainer and the record."""
 
     def run(model: Any = None, train: Any = None, val: Any = "4 batches", ckpt_path=None, callbacks=(), **kwargs):
         watch = Watch()
-        made = trainer(callbacks=[watch, *callbacks], **kwargs)
+        trainer = make_trainer(callbacks=[watch, *callbacks], **kwargs)
         torch.manual_seed(0)
         model = Classifier() if model is None else model() if isinstance(model, type) else model
         val_data = loader(40, shuffle=False) if isinstance(val, str) else val
-        made.fit(model, loader() if train is None else train, val_data, ckpt_path=ckpt_path)
-        return made, watch
+        trainer.fit(model, loader() if train is None else train, val_data, ckpt_path=ckpt_path)
+        return trainer, watch
 
     return run
 
@@ -100,23 +100,23 @@ def test_max_epochs_and_max_steps(settings, steps, fit):
     assert fit(**settings)[0].global_step == steps
 
 
-def test_without_any_limit_a_thousand_epochs_are_assumed_and_said(trainer):
+def test_without_any_limit_a_thousand_epochs_are_assumed_and_said(make_trainer):
     class Ends(fp.Callback):
         def on_train_start(self, trainer, pl_module):
             trainer.should_stop = True
 
-    made = trainer(max_epochs=None, callbacks=[Ends()])
-    assert made.max_epochs is None
+    trainer = make_trainer(max_epochs=None, callbacks=[Ends()])
+    assert trainer.max_epochs is None
     with pytest.warns(UserWarning, match=r"max_epochs=1000 is assumed"):
-        made.fit(Classifier(), loader())
-    assert made.max_epochs == 1000
+        trainer.fit(Classifier(), loader())
+    assert trainer.max_epochs == 1000
 
 
 @pytest.mark.parametrize("limit", [{"max_steps": 1}, {"callbacks": [fp.Timer(timedelta(milliseconds=1))]}])
-def test_with_another_limit_epochs_have_none(limit, trainer):
-    made = trainer(max_epochs=None, **limit)
-    made.fit(Classifier(), loader())
-    assert made.max_epochs == -1
+def test_with_another_limit_epochs_have_none(limit, make_trainer):
+    trainer = make_trainer(max_epochs=None, **limit)
+    trainer.fit(Classifier(), loader())
+    assert trainer.max_epochs == -1
 
 
 @pytest.mark.parametrize("max_time", [timedelta(milliseconds=250), {"milliseconds": 250}])
@@ -145,15 +145,15 @@ def test_max_time_counts_earlier_attempts(fit):
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("00:00:00:30", 30), ("01:02:03:04", 93784)])
-def test_max_time_as_text(text, seconds, trainer):
-    (timer,) = (one for one in trainer(max_time=text).callbacks if isinstance(one, fp.Timer))
+def test_max_time_as_text(text, seconds, make_trainer):
+    (timer,) = (one for one in make_trainer(max_time=text).callbacks if isinstance(one, fp.Timer))
     assert round(timer.time_remaining()) == seconds
 
 
 @pytest.mark.parametrize("text", ["1h", "00:00:00", timedelta(0), {"fortnights": 1}])
-def test_a_max_time_that_is_none_is_refused(text, trainer):
+def test_a_max_time_that_is_none_is_refused(text, make_trainer):
     with pytest.raises(fp.ConfigError, match=r"max_time=.*DD:HH:MM:SS"):
-        trainer(max_time=text)
+        make_trainer(max_time=text)
 
 
 def test_should_stop_ends_after_the_present_step(fit):
@@ -201,9 +201,9 @@ def test_a_limit_of_zero_trains_nothing(fit, caplog):
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_a_limit_of_zero_evaluates_nothing(stage, trainer):
+def test_a_limit_of_zero_evaluates_nothing(stage, make_trainer):
     limit = {f"limit_{'val' if stage == 'validate' else stage}_batches": 0}
-    assert getattr(trainer(**limit), stage)(Classifier(), loader()) == []
+    assert getattr(make_trainer(**limit), stage)(Classifier(), loader()) == []
 
 
 def test_val_check_interval_is_not_checked_where_nothing_is_validated(fit):
@@ -213,14 +213,14 @@ def test_val_check_interval_is_not_checked_where_nothing_is_validated(fit):
 
 @pytest.mark.parametrize("stage", ["test", "predict"])
 @pytest.mark.parametrize(("limit", "batches"), [(3, 3), (0.25, 1), (1.0, 4)])
-def test_limits_of_test_and_predict(stage, limit, batches, trainer):
+def test_limits_of_test_and_predict(stage, limit, batches, make_trainer):
     class Predicts(Classifier):
         def predict_step(self, batch, batch_idx):
             return self(batch[0])
 
     watch = Watch()
-    made = trainer(callbacks=[watch], **{f"limit_{stage}_batches": limit})
-    getattr(made, stage)(Predicts(), loader(40))
+    trainer = make_trainer(callbacks=[watch], **{f"limit_{stage}_batches": limit})
+    getattr(trainer, stage)(Predicts(), loader(40))
     assert watch.evaluated == [stage] * batches
 
 
@@ -248,10 +248,10 @@ def test_overfit_batches_as_a_part(fit):
 
 
 @pytest.mark.parametrize(("given", "batches"), [(True, 1), (3, 3)])
-def test_fast_dev_run_runs_every_loop_and_leaves_nothing_behind(given, batches, trainer, monkeypatch, tmp_path):
+def test_fast_dev_run_runs_every_loop_and_leaves_nothing_behind(given, batches, make_trainer, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     watch = Watch()
-    made = trainer(
+    trainer = make_trainer(
         fast_dev_run=given,
         callbacks=[watch, fp.ModelCheckpoint(monitor="val_loss"), fp.EarlyStopping("val_loss")],
         logger=[fp.CSV()],
@@ -260,13 +260,13 @@ def test_fast_dev_run_runs_every_loop_and_leaves_nothing_behind(given, batches, 
         accumulate_grad_batches=2,
         val_check_interval=0.5,
     )
-    made.fit(Classifier(), loader(), loader(40))
-    made.test(Classifier(), loader(40))
+    trainer.fit(Classifier(), loader(), loader(40))
+    trainer.test(Classifier(), loader(40))
     assert len(watch.losses) == batches
     assert watch.evaluated == ["val"] * batches + ["test"] * batches
     assert not list(tmp_path.iterdir())
-    assert made.fast_dev_run is given
-    assert isinstance(made.checkpoint_callback, fp.ModelCheckpoint)  # what was given stays
+    assert trainer.fast_dev_run is given
+    assert isinstance(trainer.checkpoint_callback, fp.ModelCheckpoint)  # what was given stays
 
 
 # When it validates
@@ -306,26 +306,26 @@ def test_a_checkpoint_saved_after_training_leaves_no_thread(fit, tmp_path):
     assert set(threading.enumerate()) <= before
 
 
-def test_the_sanity_check_leaves_no_metrics(trainer):
+def test_the_sanity_check_leaves_no_metrics(make_trainer):
     seen: dict[str, Any] = {}
 
     class Look(fp.Callback):
         def on_train_start(self, trainer, pl_module):
             seen.update(trainer.callback_metrics)
 
-    trainer(callbacks=[Look()], max_epochs=1).fit(Classifier(), loader(), loader(40))
+    make_trainer(callbacks=[Look()], max_epochs=1).fit(Classifier(), loader(), loader(40))
     assert seen == {}
 
 
-def test_a_mistake_in_validation_is_found_before_training(trainer):
+def test_a_mistake_in_validation_is_found_before_training(make_trainer):
     class Mistaken(Classifier):
         def validation_step(self, batch, batch_idx):
             raise ZeroDivisionError
 
-    made = trainer()
+    trainer = make_trainer()
     with pytest.raises(ZeroDivisionError):
-        made.fit(Mistaken(), loader(), loader(40))
-    assert made.global_step == 0
+        trainer.fit(Mistaken(), loader(), loader(40))
+    assert trainer.global_step == 0
 
 
 # How it learns
@@ -346,14 +346,14 @@ class Plain(Classifier):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_accumulated_batches_are_one_large_batch(trainer):
+def test_accumulated_batches_are_one_large_batch(make_trainer):
     models = []
     for batch_size, accumulate in ((10, 4), (40, 1)):
         torch.manual_seed(0)
         models.append(Plain())
-        made = trainer(accumulate_grad_batches=accumulate, max_epochs=3)
-        made.fit(models[-1], loader(batch_size=batch_size, shuffle=False))
-        assert made.global_step == 9
+        trainer = make_trainer(accumulate_grad_batches=accumulate, max_epochs=3)
+        trainer.fit(models[-1], loader(batch_size=batch_size, shuffle=False))
+        assert trainer.global_step == 9
     assert torch.allclose(final(models[0]), final(models[1]), atol=1e-6)
 
 
@@ -361,7 +361,7 @@ def test_accumulated_batches_are_one_large_batch(trainer):
     ("algorithm", "measure"),
     [("norm", lambda grads: torch.linalg.vector_norm(grads)), ("value", lambda grads: grads.abs().max())],
 )
-def test_gradients_are_clipped_by_norm_or_value_and_only_when_they_are_larger(algorithm, measure, trainer):
+def test_gradients_are_clipped_by_norm_or_value_and_only_when_they_are_larger(algorithm, measure, make_trainer):
     class Measures(Plain):
         before: list[float] = []  # noqa: RUF012
         after: list[float] = []  # noqa: RUF012
@@ -379,43 +379,43 @@ def test_gradients_are_clipped_by_norm_or_value_and_only_when_they_are_larger(al
     model = Measures()
     model.before, model.after = [], []
     limit = 0.8 if algorithm == "norm" else 0.3
-    trainer(max_epochs=2, gradient_clip_val=limit, gradient_clip_algorithm=algorithm).fit(model, loader())
+    make_trainer(max_epochs=2, gradient_clip_val=limit, gradient_clip_algorithm=algorithm).fit(model, loader())
     assert max(model.before) > limit > min(model.before)
     for before, after in zip(model.before, model.after, strict=False):
         assert after == pytest.approx(min(before, limit), rel=1e-3)
 
 
-def test_the_same_seed_trains_the_same_and_another_does_not(trainer):
+def test_the_same_seed_trains_the_same_and_another_does_not(make_trainer):
     results = []
     for seed in (5, 5, 6):
         torch.manual_seed(0)
         model = Classifier()
-        trainer(seed=seed, max_epochs=1).fit(model, loader())
+        make_trainer(seed=seed, max_epochs=1).fit(model, loader())
         results.append(final(model))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
 
 
-def test_what_happened_before_fit_has_no_influence(trainer):
+def test_what_happened_before_fit_has_no_influence(make_trainer):
     results = []
     for draws in (0, 1000):
         torch.manual_seed(0)
         model = Classifier()
         torch.rand(draws)
-        trainer(max_epochs=1).fit(model, loader())
+        make_trainer(max_epochs=1).fit(model, loader())
         results.append(final(model))
     assert torch.equal(*results)
 
 
-def test_deterministic_asks_torch_for_it(trainer):
+def test_deterministic_asks_torch_for_it(make_trainer):
     try:
-        trainer(deterministic=True)
+        make_trainer(deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
-        trainer(deterministic="warn")
+        make_trainer(deterministic="warn")
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
-        trainer(deterministic=False)
+        make_trainer(deterministic=False)
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -434,18 +434,18 @@ def test_detect_anomaly_is_on_while_training_and_off_after(fit):
 
 
 @pytest.mark.parametrize("inference_mode", [True, False])
-def test_evaluation_is_without_gradients_by_inference_mode_or_no_grad(inference_mode, trainer):
+def test_evaluation_is_without_gradients_by_inference_mode_or_no_grad(inference_mode, make_trainer):
     seen = []
 
     class Looks(Classifier):
         def validation_step(self, batch, batch_idx):
             seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled(), self.training))
 
-    trainer(inference_mode=inference_mode).validate(Looks(), loader(40))
+    make_trainer(inference_mode=inference_mode).validate(Looks(), loader(40))
     assert set(seen) == {(inference_mode, False, False)}
 
 
-def test_what_validation_inside_fit_makes_can_be_used_in_training(trainer):
+def test_what_validation_inside_fit_makes_can_be_used_in_training(make_trainer):
     class Calibrates(Classifier):
         scale = torch.ones(1)
 
@@ -455,12 +455,12 @@ def test_what_validation_inside_fit_makes_can_be_used_in_training(trainer):
         def validation_step(self, batch, batch_idx):
             self.scale = 2 * batch[0].std().reshape(1)
 
-    made = trainer(max_epochs=2)
-    made.fit(Calibrates(), loader(), loader(40))
-    assert made.status == "finished"
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(Calibrates(), loader(), loader(40))
+    assert trainer.status == "finished"
 
 
-def test_compile_options_reach_torch_and_training_is_the_same(trainer):
+def test_compile_options_reach_torch_and_training_is_the_same(make_trainer):
     graphs = []
 
     def backend(graph, inputs):
@@ -471,7 +471,7 @@ def test_compile_options_reach_torch_and_training_is_the_same(trainer):
     for options in (False, {"backend": backend}):
         torch.manual_seed(0)
         model = Plain()
-        trainer(compile=options, max_epochs=1).fit(model, loader())
+        make_trainer(compile=options, max_epochs=1).fit(model, loader())
         results.append(final(model))
         assert set(model.state_dict()) == set(Plain().state_dict())
     assert graphs
@@ -496,7 +496,7 @@ class ManyChildren(fp.Module):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def test_each_of_many_children_is_compiled_once_also_in_later_calls(trainer):
+def test_each_of_many_children_is_compiled_once_also_in_later_calls(make_trainer):
     """torch.compile compiles a code object eight times, and then runs it eagerly."""
     compiled = []
 
@@ -505,17 +505,17 @@ def test_each_of_many_children_is_compiled_once_also_in_later_calls(trainer):
         return graph.forward
 
     for _ in range(3):
-        trainer(compile={"backend": backend}, max_epochs=1, limit_train_batches=2).fit(ManyChildren(), loader())
+        make_trainer(compile={"backend": backend}, max_epochs=1, limit_train_batches=2).fit(ManyChildren(), loader())
         assert len(compiled) == 12
 
 
 @pytest.mark.slow
-def test_compiled_for_real_it_trains_the_same(trainer):
+def test_compiled_for_real_it_trains_the_same(make_trainer):
     results = []
     for compiled in (False, True):
         torch.manual_seed(0)
         model = Plain()
-        trainer(compile=compiled, max_epochs=1).fit(model, loader())
+        make_trainer(compile=compiled, max_epochs=1).fit(model, loader())
         results.append(final(model))
     assert torch.allclose(*results, atol=1e-5)
 
@@ -544,22 +544,22 @@ class Graphs:
         return graph.forward
 
 
-def test_a_module_that_torch_compile_returned_is_trained_compiled(trainer):
+def test_a_module_that_torch_compile_returned_is_trained_compiled(make_trainer):
     graphs, backend = Graphs.kept, Graphs()
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
         module = OwnForward()
         model = torch.compile(module, backend=backend) if compiled else module
-        made = trainer(max_epochs=1)
-        made.fit(model, loader(), loader(40))
-        results = made.validate(model, loader(40), verbose=False), made.test(model, loader(40), verbose=False)
-        predictions = torch.cat(made.predict(model, loader(40)))
-        saved = checkpoint.load(made.checkpoint_callback.best_model_path)["state_dict"]
+        trainer = make_trainer(max_epochs=1)
+        trainer.fit(model, loader(), loader(40))
+        results = trainer.validate(model, loader(40), verbose=False), trainer.test(model, loader(40), verbose=False)
+        predictions = torch.cat(trainer.predict(model, loader(40)))
+        saved = checkpoint.load(trainer.checkpoint_callback.best_model_path)["state_dict"]
         found.append((final(module), results, predictions, saved))
-        assert made.module is module
+        assert trainer.module is module
         assert list(saved) == list(OwnForward().state_dict())
-        assert made.lightning_module is module
+        assert trainer.lightning_module is module
         module.eval()
         for copied in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
             assert torch.equal(copied(dataset(8).tensors[0]), module(dataset(8).tensors[0]))
@@ -570,19 +570,19 @@ def test_a_module_that_torch_compile_returned_is_trained_compiled(trainer):
     assert eager[1] == compiled[1]
     assert torch.equal(eager[2], compiled[2])
     before = len(graphs)
-    made.fit(model, loader())  # what is compiled stays so
+    trainer.fit(model, loader())  # what is compiled stays so
     assert len(graphs) <= before + 1
 
 
 @pytest.mark.slow
-def test_a_compiled_module_is_compiled_in_every_rank(trainer):
+def test_a_compiled_module_is_compiled_in_every_rank(make_trainer):
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
         module = Seen()
-        made = trainer(max_epochs=1, devices=2)
-        made.fit(torch.compile(module, backend="aot_eager") if compiled else module, loader())
-        assert made.module is module
+        trainer = make_trainer(max_epochs=1, devices=2)
+        trainer.fit(torch.compile(module, backend="aot_eager") if compiled else module, loader())
+        assert trainer.module is module
         assert module.compiled.tolist() == [float(compiled)]
         found.append(final(module))
     assert torch.allclose(*found, atol=1e-6)
@@ -601,22 +601,22 @@ class Seen(OwnForward):
         return super().forward(x)
 
 
-def test_a_compiled_module_is_refused_where_nothing_is_compiled(trainer):
+def test_a_compiled_module_is_refused_where_nothing_is_compiled(make_trainer):
     with pytest.raises(fp.ConfigError, match='strategy="replicas"'):
-        trainer(strategy="replicas", devices=2).fit(torch.compile(Classifier(), backend="eager"), loader())
+        make_trainer(strategy="replicas", devices=2).fit(torch.compile(Classifier(), backend="eager"), loader())
 
 
 # What it is made of
 
 
-def test_the_older_spellings_are_understood_with_one_line_each(trainer, monkeypatch):
+def test_the_older_spellings_are_understood_with_one_line_each(make_trainer, monkeypatch):
     with pytest.warns(FutureWarning, match="gpus"), pytest.raises(fp.ConfigError, match="cuda"):
-        trainer(accelerator="auto", gpus=1)
+        make_trainer(accelerator="auto", gpus=1)
     with pytest.warns(FutureWarning, match="tpu_cores"), pytest.raises(fp.ConfigError, match="tpu"):
-        trainer(accelerator="auto", tpu_cores=8)
+        make_trainer(accelerator="auto", tpu_cores=8)
     monkeypatch.setenv("XLA_USE_BF16", "1")
     with pytest.warns(FutureWarning, match="XLA_USE_BF16"):
-        assert trainer().precision.name == "bf16-true"
+        assert make_trainer().precision.name == "bf16-true"
 
 
 class Rows(fp.Logger):
@@ -651,7 +651,7 @@ def test_every_logger_gets_every_row_at_the_steps_that_were_asked_for(fit):
     assert first.hparams["trainer/max_epochs"] == 2
 
 
-def test_a_logger_is_closed_whatever_happens(trainer):
+def test_a_logger_is_closed_whatever_happens(make_trainer):
     logger = Rows()
 
     class Fails(Classifier):
@@ -659,22 +659,22 @@ def test_a_logger_is_closed_whatever_happens(trainer):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        trainer(logger=logger).fit(Fails(), loader())
+        make_trainer(logger=logger).fit(Fails(), loader())
     assert logger.calls == ["setup", "failed"]
 
 
-def test_without_a_word_metrics_go_to_a_csv_file(trainer):
-    made = trainer(logger=None, log_every_n_steps=4)
-    made.fit(Classifier(), loader())
-    header, *rows = (made.run_dir / "metrics.csv").read_text().splitlines()
+def test_without_a_word_metrics_go_to_a_csv_file(make_trainer):
+    trainer = make_trainer(logger=None, log_every_n_steps=4)
+    trainer.fit(Classifier(), loader())
+    header, *rows = (trainer.run_dir / "metrics.csv").read_text().splitlines()
     assert header.startswith("step,epoch,train_loss_step")
     assert [int(row.split(",")[0]) for row in rows] == [4, 8, 12, 12, 16, 20, 24, 24]
 
 
 def test_without_a_word_a_run_has_a_directory_of_its_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    made = fp.Trainer(accelerator="cpu", max_epochs=1, enable_progress_bar=False, logger=False)
-    made.fit(Classifier(), loader())
+    trainer = fp.Trainer(accelerator="cpu", max_epochs=1, enable_progress_bar=False, logger=False)
+    trainer.fit(Classifier(), loader())
     (run,) = (tmp_path / "runs").iterdir()
     assert [path.name for path in run.iterdir()] == ["checkpoints"]
 
@@ -686,13 +686,13 @@ def test_enable_checkpointing_false_saves_nothing(fit):
         fit(enable_checkpointing=False, callbacks=[fp.ModelCheckpoint()])
 
 
-def test_the_bar_and_the_summary_come_by_themselves_and_can_be_left_out(trainer, capsys):
-    made = trainer(enable_progress_bar=True, enable_model_summary=True, max_epochs=1)
-    made.fit(Classifier(), loader())
+def test_the_bar_and_the_summary_come_by_themselves_and_can_be_left_out(make_trainer, capsys):
+    trainer = make_trainer(enable_progress_bar=True, enable_model_summary=True, max_epochs=1)
+    trainer.fit(Classifier(), loader())
     said = capsys.readouterr().err
     assert "195 parameters" in said
     assert "epoch 1/1" in said
-    trainer(max_epochs=1).fit(Classifier(), loader())
+    make_trainer(max_epochs=1).fit(Classifier(), loader())
     assert capsys.readouterr().err == ""
 
 
@@ -712,56 +712,58 @@ def test_ckpt_path_may_be_a_path_from_anywhere(fit, tmp_path):
     assert (again.global_step, len(watch.losses)) == (24, 12)
 
 
-def test_an_assigned_ckpt_path_holds_until_another_is_given(trainer, tmp_path, caplog):
-    first = trainer(max_epochs=1)
+def test_an_assigned_ckpt_path_holds_until_another_is_given(make_trainer, tmp_path, caplog):
+    first = make_trainer(max_epochs=1)
     first.fit(Classifier(), loader())
     first.save_checkpoint(tmp_path / "mine.ckpt")
 
     watch = Watch()
-    made = trainer(max_epochs=2, callbacks=[watch])
-    made.ckpt_path = tmp_path / "mine.ckpt"
+    trainer = make_trainer(max_epochs=2, callbacks=[watch])
+    trainer.ckpt_path = tmp_path / "mine.ckpt"
     for calls in (1, 2):
-        made.fit(Classifier(), loader())
-        assert (len(watch.losses), made.ckpt_path) == (12 * calls, str(tmp_path / "mine.ckpt"))
+        trainer.fit(Classifier(), loader())
+        assert (len(watch.losses), trainer.ckpt_path) == (12 * calls, str(tmp_path / "mine.ckpt"))
     assert not caplog.records
 
-    made.fit(Classifier(), loader(), ckpt_path="last")
+    trainer.fit(Classifier(), loader(), ckpt_path="last")
     assert f"trainer.ckpt_path was set to {tmp_path / 'mine.ckpt'}" in caplog.text
-    made.test(Classifier(), loader(), verbose=False)
-    assert made.ckpt_path is None
+    trainer.test(Classifier(), loader(), verbose=False)
+    assert trainer.ckpt_path is None
 
 
-def test_ckpt_path_best_is_the_best_of_the_monitor(trainer):
+def test_ckpt_path_best_is_the_best_of_the_monitor(make_trainer):
     class Scripted(Classifier):
         def on_validation_epoch_end(self):
             self.log("score", [3.0, 1.0, 2.0][min(self.current_epoch, 2)])
 
     saver = fp.ModelCheckpoint(monitor="score")
-    made = trainer(max_epochs=3, callbacks=[saver])
+    trainer = make_trainer(max_epochs=3, callbacks=[saver])
     model = Scripted()
-    made.fit(model, loader(), loader(40))
+    trainer.fit(model, loader(), loader(40))
     after_three = final(model).clone()
-    made.validate(model, loader(40), ckpt_path="best", verbose=False)
+    trainer.validate(model, loader(40), ckpt_path="best", verbose=False)
     best = final(model).clone()
     assert not torch.equal(best, after_three)
 
     fresh = Scripted()
-    trainer(callbacks=[fp.ModelCheckpoint(monitor="score")]).test(fresh, loader(40), ckpt_path="best", verbose=False)
+    make_trainer(callbacks=[fp.ModelCheckpoint(monitor="score")]).test(
+        fresh, loader(40), ckpt_path="best", verbose=False
+    )
     assert torch.equal(final(fresh), best)
 
 
-def test_there_is_no_best_before_there_is_one(trainer):
+def test_there_is_no_best_before_there_is_one(make_trainer):
     with pytest.raises(fp.CheckpointError, match="no best checkpoint was kept"):
-        trainer().validate(Classifier(), loader(40), ckpt_path="best")
+        make_trainer().validate(Classifier(), loader(40), ckpt_path="best")
     with pytest.raises(fp.CheckpointError, match=r'ckpt_path="last": there is no checkpoint in'):
-        trainer().validate(Classifier(), loader(40), ckpt_path="last")
+        make_trainer().validate(Classifier(), loader(40), ckpt_path="last")
 
 
-def test_after_fit_a_test_without_a_model_uses_the_best_weights(trainer):
-    made = trainer(max_epochs=4, callbacks=[fp.ModelCheckpoint(monitor="val_loss", mode="max")])
-    made.fit(Classifier(lr=0.05), loader(), loader(40))
-    (result,) = made.test(dataloaders=loader(40, shuffle=False), verbose=False)
-    assert result["test_loss"] == pytest.approx(made.checkpoint_callback.best_model_score, rel=1e-6)
+def test_after_fit_a_test_without_a_model_uses_the_best_weights(make_trainer):
+    trainer = make_trainer(max_epochs=4, callbacks=[fp.ModelCheckpoint(monitor="val_loss", mode="max")])
+    trainer.fit(Classifier(lr=0.05), loader(), loader(40))
+    (result,) = trainer.test(dataloaders=loader(40, shuffle=False), verbose=False)
+    assert result["test_loss"] == pytest.approx(trainer.checkpoint_callback.best_model_score, rel=1e-6)
 
 
 def test_a_saved_checkpoint_is_on_the_disk_when_the_call_returns(fit, tmp_path):
@@ -774,72 +776,72 @@ def test_a_saved_checkpoint_is_on_the_disk_when_the_call_returns(fit, tmp_path):
 # Evaluation and prediction
 
 
-def test_validation_reports_the_mean_over_all_rows(trainer):
+def test_validation_reports_the_mean_over_all_rows(make_trainer):
     model, (x, y) = Classifier().eval(), dataset(47).tensors
-    (result,) = trainer().validate(model, loader(47), verbose=False)
+    (result,) = make_trainer().validate(model, loader(47), verbose=False)
     with torch.no_grad():
         assert result["val_loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-6)
 
 
-def test_several_loaders_have_results_of_their_own(trainer):
+def test_several_loaders_have_results_of_their_own(make_trainer):
     class Several(Classifier):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
             self.log("rows", float(len(batch[0])), reduce_fx="sum")
             self.log("all", float(len(batch[0])), reduce_fx="sum", add_dataloader_idx=False)
             self.log("which", {"index": float(dataloader_idx)})
 
-    results = trainer().validate(Several(), [loader(40), loader(20)], verbose=False)
+    results = make_trainer().validate(Several(), [loader(40), loader(20)], verbose=False)
     assert results == [
         {"rows/dataloader_idx_0": 40.0, "all": 60.0, "which.index/dataloader_idx_0": 0.0},
         {"rows/dataloader_idx_1": 20.0, "all": 60.0, "which.index/dataloader_idx_1": 1.0},
     ]
 
 
-def test_several_loaders_need_a_step_that_is_told_which(trainer):
+def test_several_loaders_need_a_step_that_is_told_which(make_trainer):
     with pytest.raises(fp.ConfigError, match=r"\(batch, batch_idx, dataloader_idx\)"):
-        trainer().validate(Classifier(), [loader(40), loader(20)])
+        make_trainer().validate(Classifier(), [loader(40), loader(20)])
 
 
-def test_results_hold_what_loggers_are_not_told(trainer):
+def test_results_hold_what_loggers_are_not_told(make_trainer):
     class Hidden(Classifier):
         def validation_step(self, batch, batch_idx):
             self.log("hidden", 1.0, logger=False)
 
-    assert trainer().validate(Hidden(), loader(40), verbose=False) == [{"hidden": 1.0}]
+    assert make_trainer().validate(Hidden(), loader(40), verbose=False) == [{"hidden": 1.0}]
 
 
-def test_predictions_come_back_in_order_a_list_for_each_loader(trainer):
+def test_predictions_come_back_in_order_a_list_for_each_loader(make_trainer):
     class Predicts(Classifier):
         def predict_step(self, batch, batch_idx, dataloader_idx=0):
             return batch[1]
 
     labels = dataset().tensors[1]
-    one = trainer().predict(Predicts(), loader(45, shuffle=False))
+    one = make_trainer().predict(Predicts(), loader(45, shuffle=False))
     assert torch.equal(torch.cat(one), labels[:45])
-    two = trainer().predict(Predicts(), [loader(45, shuffle=False), loader(20, shuffle=False)])
+    two = make_trainer().predict(Predicts(), [loader(45, shuffle=False), loader(20, shuffle=False)])
     assert [len(found) for found in two] == [5, 2]
-    assert trainer().predict(Predicts(), loader(40), return_predictions=False) is None
+    assert make_trainer().predict(Predicts(), loader(40), return_predictions=False) is None
 
 
-def test_every_layer_is_afterwards_in_the_mode_it_was_in(trainer):
+def test_every_layer_is_afterwards_in_the_mode_it_was_in(make_trainer):
     model = Classifier()
     model.net[2].eval()
     modes = {name: part.training for name, part in model.named_modules()}
-    trainer().validate(model, loader(40), verbose=False)
+    make_trainer().validate(model, loader(40), verbose=False)
     assert {name: part.training for name, part in model.named_modules()} == modes
 
 
-def test_results_are_printed_unless_told_otherwise(trainer, capsys):
-    trainer(enable_progress_bar=True).test(Classifier(), loader(40))
+def test_results_are_printed_unless_told_otherwise(make_trainer, capsys):
+    make_trainer(enable_progress_bar=True).test(Classifier(), loader(40))
     assert "test_loss" in capsys.readouterr().err
-    trainer(enable_progress_bar=True).test(Classifier(), loader(40), verbose=False)
+    make_trainer(enable_progress_bar=True).test(Classifier(), loader(40), verbose=False)
     assert "test_loss" not in capsys.readouterr().err
 
 
 # What it says of itself
 
 
-def test_estimated_stepping_batches(trainer):
+def test_estimated_stepping_batches(make_trainer):
     seen = {}
 
     class Asks(Classifier):
@@ -853,7 +855,7 @@ def test_estimated_stepping_batches(trainer):
         ({"max_epochs": 3, "max_steps": 10}, 10),
         ({"max_epochs": -1, "max_steps": 10}, 10),
     ):
-        trainer(**settings).fit(Asks(), loader())
+        make_trainer(**settings).fit(Asks(), loader())
         assert seen["steps"] == steps
 
 
@@ -865,29 +867,29 @@ def test_callback_metrics_hold_the_newest_of_everything(fit):
     assert metrics["train_loss_epoch"] == pytest.approx(sum(watch.losses) / 12)
 
 
-def test_the_same_trainer_fits_a_second_model_from_the_beginning(trainer):
-    made = trainer(max_epochs=1)
+def test_the_same_trainer_fits_a_second_model_from_the_beginning(make_trainer):
+    trainer = make_trainer(max_epochs=1)
     results = []
     for _ in range(2):
         torch.manual_seed(0)
         model = Classifier()
-        made.fit(model, loader())
+        trainer.fit(model, loader())
         results.append(final(model))
-        assert made.global_step == 12
+        assert trainer.global_step == 12
     assert torch.equal(*results)
 
 
-def test_a_directory_given_as_text_is_a_path(trainer, tmp_path):
-    assert trainer(default_root_dir=str(tmp_path / "x")).run_dir == Path(tmp_path / "x")
+def test_a_directory_given_as_text_is_a_path(make_trainer, tmp_path):
+    assert make_trainer(default_root_dir=str(tmp_path / "x")).run_dir == Path(tmp_path / "x")
 
 
-def test_trainers_that_are_made_within_a_second_have_directories_of_their_own(trainer):
-    assert len({trainer(default_root_dir=None).run_dir for _ in range(10)}) == 10
+def test_trainers_that_are_made_within_a_second_have_directories_of_their_own(make_trainer):
+    assert len({make_trainer(default_root_dir=None).run_dir for _ in range(10)}) == 10
 
 
-def test_what_holds_a_trainer_is_copied_and_sent_without_it(trainer):
+def test_what_holds_a_trainer_is_copied_and_sent_without_it(make_trainer):
     """Averaging callbacks copy modules. Processes receive them by pickle."""
-    made, module = trainer(max_epochs=1), Classifier()
+    made, module = make_trainer(max_epochs=1), Classifier()
     made.fit(module, loader())
     holder = {"trainer": made, "module": module}
     copied = copy.deepcopy(holder)
@@ -896,19 +898,19 @@ def test_what_holds_a_trainer_is_copied_and_sent_without_it(trainer):
     assert pickle.loads(pickle.dumps(holder))["trainer"] is None
 
 
-def test_lightnings_arguments_about_loading_change_nothing_and_those_about_writing_are_refused(trainer, tmp_path):
-    made = trainer(max_epochs=1)
-    made.fit(Classifier(), loader())
-    made.save_checkpoint(tmp_path / "a.ckpt")
+def test_lightnings_arguments_about_loading_change_nothing_and_those_about_writing_are_refused(make_trainer, tmp_path):
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Classifier(), loader())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
     for weights_only in (True, False):
-        made.fit(Classifier(), loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=weights_only)
-        made.validate(Classifier(), loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=weights_only)
+        trainer.fit(Classifier(), loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=weights_only)
+        trainer.validate(Classifier(), loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=weights_only)
     with pytest.raises(fp.ConfigError, match=r"storage_options=.*Credentials come from the environment"):
-        made.save_checkpoint(tmp_path / "b.ckpt", storage_options={"key": "k"})
+        trainer.save_checkpoint(tmp_path / "b.ckpt", storage_options={"key": "k"})
 
 
-def test_predictions_begin_without_the_metrics_of_an_earlier_call(trainer):
-    made, seen = trainer(max_epochs=1), []
+def test_predictions_begin_without_the_metrics_of_an_earlier_call(make_trainer):
+    made, seen = make_trainer(max_epochs=1), []
 
     class Predicts(Classifier):
         def predict_step(self, batch, batch_idx):
@@ -920,49 +922,49 @@ def test_predictions_begin_without_the_metrics_of_an_earlier_call(trainer):
     assert seen == [{}]
 
 
-def test_no_thread_outlives_a_call(trainer):
+def test_no_thread_outlives_a_call(make_trainer):
     class Fails(Classifier):
         def on_train_batch_start(self, batch, batch_idx):
             if batch_idx == 5:
                 raise ZeroDivisionError
 
     before = {*threading.enumerate()}
-    made = trainer(logger=[fp.CSV(), fp.TensorBoard()], max_epochs=1)
-    made.fit(Classifier(), loader(), loader(40))
+    trainer = make_trainer(logger=[fp.CSV(), fp.TensorBoard()], max_epochs=1)
+    trainer.fit(Classifier(), loader(), loader(40))
     assert {*threading.enumerate()} <= before
-    made.validate(dataloaders=loader(40), verbose=False)
+    trainer.validate(dataloaders=loader(40), verbose=False)
     assert {*threading.enumerate()} <= before
     with pytest.raises(ZeroDivisionError):
-        made.fit(Fails(), loader())
+        trainer.fit(Fails(), loader())
     assert {*threading.enumerate()} <= before
 
 
-def test_results_of_an_evaluation_are_added_to_the_file_of_metrics(trainer):
-    made = trainer(logger=None, log_every_n_steps=50)
+def test_results_of_an_evaluation_are_added_to_the_file_of_metrics(make_trainer):
+    trainer = make_trainer(logger=None, log_every_n_steps=50)
     model = Classifier()
-    made.fit(model, loader())
-    before = (made.run_dir / "metrics.csv").read_text().splitlines()
-    made.validate(model, loader(40), verbose=False)
-    made.fit(model, loader())
-    again = trainer(logger=None)
+    trainer.fit(model, loader())
+    before = (trainer.run_dir / "metrics.csv").read_text().splitlines()
+    trainer.validate(model, loader(40), verbose=False)
+    trainer.fit(model, loader())
+    again = make_trainer(logger=None)
     again.test(model, loader(40), ckpt_path="last", verbose=False)
 
-    rows = list(csv.DictReader((made.run_dir / "metrics.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((trainer.run_dir / "metrics.csv").read_text().splitlines()))
     names = ("val_loss", "test_loss", "train_loss_epoch")
     told = [(int(row["step"]), int(row["epoch"]), *(name for name in names if row[name])) for row in rows]
     trained = [(12, 0, "train_loss_epoch"), (24, 1, "train_loss_epoch")]
     assert len(before) == 3
     assert told == [*trained, (24, 2, "val_loss"), *trained, (0, 0, "test_loss")]
-    assert not list(made.run_dir.glob("metrics-*.csv"))
+    assert not list(trainer.run_dir.glob("metrics-*.csv"))
 
 
-def test_an_evaluation_beside_a_process_that_trains_leaves_its_record_alone(trainer, caplog):
-    made = trainer(logger=None)
-    with only_writer(made.run_dir):
-        (found,) = made.validate(Classifier(), loader(40), verbose=False)
+def test_an_evaluation_beside_a_process_that_trains_leaves_its_record_alone(make_trainer, caplog):
+    trainer = make_trainer(logger=None)
+    with only_writer(trainer.run_dir):
+        (found,) = trainer.validate(Classifier(), loader(40), verbose=False)
     assert found
     assert "The results are not logged: " in caplog.text
-    assert not (made.run_dir / "metrics.csv").exists()
+    assert not (trainer.run_dir / "metrics.csv").exists()
 
 
 class Started(fp.Callback):
@@ -985,38 +987,38 @@ class Watched(Classifier):
         return [self.watch]
 
 
-def test_callbacks_are_added_and_taken_away_between_calls(trainer):
+def test_callbacks_are_added_and_taken_away_between_calls(make_trainer):
     first, second, third = Started(), Started(), Started()
-    made = trainer(callbacks=[first], max_epochs=1)
-    made.callbacks.insert(0, second)
-    assert made.callbacks[0] is second
-    made.fit(Classifier(), loader())
-    made.callbacks = [one for one in made.callbacks if one is not first] + [third]
-    made.fit(Classifier(), loader())
+    trainer = make_trainer(callbacks=[first], max_epochs=1)
+    trainer.callbacks.insert(0, second)
+    assert trainer.callbacks[0] is second
+    trainer.fit(Classifier(), loader())
+    trainer.callbacks = [one for one in trainer.callbacks if one is not first] + [third]
+    trainer.fit(Classifier(), loader())
 
     assert first.hooks == third.hooks == ["setup fit", "on_train_start"]
     assert second.hooks == 2 * first.hooks
-    assert [one for one in made.callbacks if isinstance(one, Started)] == [second, third]
-    assert made.checkpoint_callback is not None
-    made.callbacks = []
-    made.fit(Classifier(), loader())
-    assert made.checkpoint_callback is None
-    made.callbacks.append("nothing")
+    assert [one for one in trainer.callbacks if isinstance(one, Started)] == [second, third]
+    assert trainer.checkpoint_callback is not None
+    trainer.callbacks = []
+    trainer.fit(Classifier(), loader())
+    assert trainer.checkpoint_callback is None
+    trainer.callbacks.append("nothing")
     with pytest.raises(fp.ConfigError, match="expected Callback objects, got 'nothing'"):
-        made.fit(Classifier(), loader())
+        trainer.fit(Classifier(), loader())
 
 
-def test_callbacks_of_a_module_go_with_it_whatever_is_added(trainer):
+def test_callbacks_of_a_module_go_with_it_whatever_is_added(make_trainer):
     own, added, watched = Started(), Started(), Watched()
-    made = trainer(callbacks=[own], max_epochs=1)
-    made.fit(watched, loader())
+    trainer = make_trainer(callbacks=[own], max_epochs=1)
+    trainer.fit(watched, loader())
     assert own.hooks == []  # the module's takes its place
-    made.callbacks.append(added)
-    made.fit(Classifier(), loader())
+    trainer.callbacks.append(added)
+    trainer.fit(Classifier(), loader())
     assert own.hooks == added.hooks == watched.watch.hooks == ["setup fit", "on_train_start"]
 
 
-def test_a_callback_that_a_setup_hook_adds_takes_part_and_a_later_one_is_told_of(trainer, caplog):
+def test_a_callback_that_a_setup_hook_adds_takes_part_and_a_later_one_is_told_of(make_trainer, caplog):
     early, late = Started(), Started()
 
     class Adds(Classifier):
@@ -1027,8 +1029,8 @@ def test_a_callback_that_a_setup_hook_adds_takes_part_and_a_later_one_is_told_of
         def on_train_start(self):
             self.trainer.callbacks.append(late)
 
-    made = trainer(max_epochs=1)
-    made.fit(Adds(), loader())
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Adds(), loader())
     assert early.hooks == ["setup fit", "on_train_start"]
     assert late.hooks == []
     assert "trainer.callbacks was changed in the middle of trainer.fit()" in caplog.text

@@ -54,40 +54,40 @@ class Losses(fp.Callback):
 
 
 @pytest.mark.parametrize("kind", ["torch", "table"])
-def test_fit_after_a_search_is_fit_without_one_bit_for_bit(trainer: Any, tmp_path: Any, kind: str) -> None:
+def test_fit_after_a_search_is_fit_without_one_bit_for_bit(make_trainer: Any, tmp_path: Any, kind: str) -> None:
     found = []
     for searches in (False, True):
         rng.seed_globals(5)
         module, batches, losses = Counts(), data(kind), Losses()
-        made = trainer(callbacks=[losses], default_root_dir=tmp_path / str(searches))
+        trainer = make_trainer(callbacks=[losses], default_root_dir=tmp_path / str(searches))
         if searches:
             before, generators = copy.deepcopy(module.state_dict()), rng.capture()
-            result = fp.Tuner(made).lr_find(module, batches, num_training=30, update_attr=False)
+            result = fp.Tuner(trainer).lr_find(module, batches, num_training=30, update_attr=False)
             assert result is not None
             assert len(result.results["lr"]) == len(result.results["loss"]) == 30
             assert module.steps == []
             assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
             assert torch.equal(rng.capture()["torch"], generators["torch"])
             assert rng.capture()["numpy"][2] == generators["numpy"][2]
-            assert (made.global_step, made.stage, made.module) == (0, None, None)
-            assert not made.run_dir.exists()
-        made.fit(module, batches)
+            assert (trainer.global_step, trainer.stage, trainer.module) == (0, None, None)
+            assert not trainer.run_dir.exists()
+        trainer.fit(module, batches)
         found.append((losses.seen, module.steps, torch.rand(1).item(), module.state_dict()))
     assert found[0][:3] == found[1][:3]
     assert all(torch.equal(value, found[1][3][name]) for name, value in found[0][3].items())
 
 
-def test_the_suggestion_becomes_the_attribute_and_the_hyperparameter(trainer: Any) -> None:
+def test_the_suggestion_becomes_the_attribute_and_the_hyperparameter(make_trainer: Any) -> None:
     module = Counts()
-    result = fp.Tuner(trainer()).lr_find(module, loader(), num_training=40, early_stop_threshold=None)
+    result = fp.Tuner(make_trainer()).lr_find(module, loader(), num_training=40, early_stop_threshold=None)
     assert result is not None
     assert module.lr == module.hparams.lr == result.suggestion()
     assert result.results["lr"][0] == 1e-8
     assert result.results["lr"][-1] == pytest.approx(1.0)
 
 
-def test_a_search_ends_where_the_loss_diverges(trainer: Any) -> None:
-    result = fp.Tuner(trainer()).lr_find(
+def test_a_search_ends_where_the_loss_diverges(make_trainer: Any) -> None:
+    result = fp.Tuner(make_trainer()).lr_find(
         Counts(), loader(), min_lr=1.0, max_lr=1e6, num_training=60, update_attr=False, early_stop_threshold=2.0
     )
     assert result is not None
@@ -131,32 +131,32 @@ class Full(Counts):
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("power", 64), ("binsearch", 95)])
-def test_the_largest_batch_that_fits_becomes_the_attribute(trainer: Any, mode: Any, expected: int) -> None:
+def test_the_largest_batch_that_fits_becomes_the_attribute(make_trainer: Any, mode: Any, expected: int) -> None:
     module, rows = Full(), Rows()
     before = copy.deepcopy(module.state_dict())
-    assert fp.Tuner(trainer()).scale_batch_size(module, datamodule=rows, mode=mode) == expected
+    assert fp.Tuner(make_trainer()).scale_batch_size(module, datamodule=rows, mode=mode) == expected
     assert (rows.batch_size, rows.hparams.batch_size) == (expected, expected)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert module.steps == []
 
 
-def test_no_batch_is_larger_than_the_data(trainer: Any) -> None:
-    assert fp.Tuner(trainer()).scale_batch_size(Counts(), datamodule=Rows(20), method="validate") == 32
+def test_no_batch_is_larger_than_the_data(make_trainer: Any) -> None:
+    assert fp.Tuner(make_trainer()).scale_batch_size(Counts(), datamodule=Rows(20), method="validate") == 32
 
 
-def test_another_error_ends_the_search_and_leaves_the_size(trainer: Any) -> None:
+def test_another_error_ends_the_search_and_leaves_the_size(make_trainer: Any) -> None:
     class Fails(Full):
         said = "a mistake of the user's"
 
     rows = Rows()
     with pytest.raises(RuntimeError, match="a mistake of the user's"):
-        fp.Tuner(trainer()).scale_batch_size(Fails(), datamodule=rows)
+        fp.Tuner(make_trainer()).scale_batch_size(Fails(), datamodule=rows)
     assert rows.batch_size == 2
 
 
-def test_a_search_of_no_trials_takes_the_first_size(trainer: Any) -> None:
+def test_a_search_of_no_trials_takes_the_first_size(make_trainer: Any) -> None:
     rows = Rows()
-    assert fp.Tuner(trainer()).scale_batch_size(Classifier(), datamodule=rows, init_val=5, max_trials=0) == 5
+    assert fp.Tuner(make_trainer()).scale_batch_size(Classifier(), datamodule=rows, init_val=5, max_trials=0) == 5
     assert rows.batch_size == 5
 
 
@@ -170,17 +170,17 @@ def test_a_search_ends_with_a_size_that_was_tried_and_fits(
         tried.append(size)
         return size <= room
 
-    found = largest(fits, lambda: rows, first, narrow, 99, most)
+    batch_size = largest(fits, lambda: rows, first, narrow, 99, most)
     assert len(set(tried)) == len(tried)
-    if found is None:
+    if batch_size is None:
         assert room == 0
         return
-    assert found in tried
-    assert found <= min(room, most)
-    if narrow and found < min(rows, most):
-        assert found == room
-    if found < min(rows, most):
-        assert 2 * found > room or first > room
+    assert batch_size in tried
+    assert batch_size <= min(room, most)
+    if narrow and batch_size < min(rows, most):
+        assert batch_size == room
+    if batch_size < min(rows, most):
+        assert 2 * batch_size > room or first > room
 
 
 class TwoOptimizers(Counts):
@@ -203,17 +203,17 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=list(REFUSED))
-def test_what_cannot_be_searched_is_refused(trainer: Any, case: Any) -> None:
+def test_what_cannot_be_searched_is_refused(make_trainer: Any, case: Any) -> None:
     call, said = case
     with pytest.raises(fp.ConfigError, match=said):
-        call(fp.Tuner(trainer()))
+        call(fp.Tuner(make_trainer()))
 
 
-def test_a_search_ends_where_every_step_is_skipped(trainer: Any) -> None:
+def test_a_search_ends_where_every_step_is_skipped(make_trainer: Any) -> None:
     class Skips(Counts):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return None
 
-    result = fp.Tuner(trainer()).lr_find(Skips(), loader(), num_training=15, update_attr=False)
+    result = fp.Tuner(make_trainer()).lr_find(Skips(), loader(), num_training=15, update_attr=False)
     assert result is not None
     assert result.results["loss"] == []

@@ -281,9 +281,9 @@ class Counting(fp.Callback):
 
 
 @pytest.fixture
-def several(trainer):
+def several(make_trainer):
     """A function that makes quiet trainers of two ranks."""
-    return lambda **options: trainer(**{"devices": 2, "max_restarts": 0, **options})
+    return lambda **options: make_trainer(**{"devices": 2, "max_restarts": 0, **options})
 
 
 def test_an_exception_comes_home_as_itself_with_its_traceback(several):

@@ -59,11 +59,11 @@ def check(directory: Path, done: int, begun: int) -> None:
         if swept:
             checkpoint.clean_up(directory)
         assert all(map(checkpoint.is_complete, checkpoint.find(directory)))
-        found = checkpoint.newest([directory])
-        if found is None:
+        newest = checkpoint.newest([directory])
+        if newest is None:
             assert done == 0, "the only complete checkpoint is gone"
             continue
-        state = checkpoint.load(found)
+        state = checkpoint.load(newest)
         assert done <= state["number"] <= begun
         assert state["state_dict"]["w"].eq(state["number"]).all()
         if os.path.lexists(directory / checkpoint.LAST):

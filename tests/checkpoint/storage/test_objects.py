@@ -238,14 +238,14 @@ def weights(module: torch.nn.Module) -> list[float]:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).tolist()
 
 
-def test_a_run_keeps_its_checkpoints_there_and_continues_from_them(remote, trainer):
+def test_a_run_keeps_its_checkpoints_there_and_continues_from_them(remote, make_trainer):
     def run(epochs: int, ckpt_path: str | None, where: str) -> tuple[fp.Trainer, Classifier]:
         torch.manual_seed(0)
         model = Classifier()
         saver = fp.ModelCheckpoint(where, monitor="val_loss", mode="max", filename="{epoch}")
-        made = trainer(max_epochs=epochs, callbacks=[saver])
-        made.fit(model, loader(), loader(20), ckpt_path=ckpt_path)
-        return made, model
+        trainer = make_trainer(max_epochs=epochs, callbacks=[saver])
+        trainer.fit(model, loader(), loader(20), ckpt_path=ckpt_path)
+        return trainer, model
 
     _, whole = run(4, None, f"{remote}/whole")
     run(2, "last", f"{remote}/cut")
@@ -257,23 +257,23 @@ def test_a_run_keeps_its_checkpoints_there_and_continues_from_them(remote, train
     assert checkpoint.load(f"{remote}/cut/last.ckpt")["progress"]["epoch"] == 3
 
     assert made.test(None, loader(20))  # the best, by itself
-    assert trainer().test(Classifier(), loader(20), ckpt_path=f"{remote}/cut/best.ckpt")
+    assert make_trainer().test(Classifier(), loader(20), ckpt_path=f"{remote}/cut/best.ckpt")
     assert weights(Classifier.load_from_checkpoint(f"{remote}/cut/last.ckpt")) == weights(whole)
-    resumed = trainer(max_epochs=5)
+    resumed = make_trainer(max_epochs=5)
     resumed.fit(Classifier(), loader(), loader(20), ckpt_path=f"{remote}/cut/last.ckpt")
     assert resumed.global_step == 60
 
 
-def test_a_runs_own_directory_is_on_this_machine(trainer):
+def test_a_runs_own_directory_is_on_this_machine(make_trainer):
     with pytest.raises(fp.ConfigError, match=r'ModelCheckpoint\(dirpath="s3://lake/run/checkpoints"\)'):
-        trainer(default_root_dir="s3://lake/run")
+        make_trainer(default_root_dir="s3://lake/run")
 
 
-def test_a_bucket_that_is_not_there_is_said_before_training(s3, trainer):
-    made = trainer(callbacks=[fp.ModelCheckpoint("s3://no-such-bucket/run")])
+def test_a_bucket_that_is_not_there_is_said_before_training(s3, make_trainer):
+    trainer = make_trainer(callbacks=[fp.ModelCheckpoint("s3://no-such-bucket/run")])
     with pytest.raises(fp.ConfigError, match=r"s3://no-such-bucket/run can't be written to.*NO_SUCH_BUCKET"):
-        made.fit(Classifier(), loader())
-    assert made.global_step == 0
+        trainer.fit(Classifier(), loader())
+    assert trainer.global_step == 0
 
 
 # Killed
@@ -355,19 +355,19 @@ def test_a_service_that_is_down_for_a_while_is_waited_for(flaky, s3):
 
 @pytest.mark.slow
 def test_a_service_that_stays_away_ends_training_as_a_full_disk_does_and_the_older_checkpoint_is_whole(
-    flaky, s3, trainer, quickly
+    flaky, s3, make_trainer, quickly
 ):
     class GoesDown(fp.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
             trainer.run.writer.wait()
             flaky.down = trainer.current_epoch == 2
 
-    made = trainer(max_epochs=6, callbacks=[GoesDown(), fp.ModelCheckpoint(s3, filename="{epoch}")])
+    trainer = make_trainer(max_epochs=6, callbacks=[GoesDown(), fp.ModelCheckpoint(s3, filename="{epoch}")])
     with pytest.raises(fp.CheckpointError, match=r"epoch=2\.ckpt.*could not be written"):
-        made.fit(Classifier(), loader())
+        trainer.fit(Classifier(), loader())
     flaky.down = False
     assert checkpoint.newest([s3]).name == "epoch=1.ckpt"
-    resumed = trainer(max_epochs=3, callbacks=[fp.ModelCheckpoint(s3, filename="{epoch}")])
+    resumed = make_trainer(max_epochs=3, callbacks=[fp.ModelCheckpoint(s3, filename="{epoch}")])
     resumed.fit(Classifier(), loader(), ckpt_path="last")
     assert resumed.global_step == 36
 

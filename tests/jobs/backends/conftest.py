@@ -74,13 +74,13 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     """A Vertex AI that runs no jobs, for an attempt in this process that polls it at short intervals."""
     from footplate.jobs.backends.vertex import attempt
 
-    made = Cloud("", tmp_path)
-    made.executes = False
+    cloud = Cloud("", tmp_path)
+    cloud.executes = False
     monkeypatch.setattr(creation, "SETTLED_S", 0.5)
     for name, value in {"STATE_S": (0.02, 0.1), "OUTPUT_S": (0.02, 0.1), "AGAIN_S": (0.02, 0.1),
                         "QUIET_S": 0.3, "ENDING_PACE_S": 0.05, "REFUSED_S": 0.1}.items():  # fmt: skip
         monkeypatch.setattr(attempt, name, value)
-    with serve(made) as address:
+    with serve(cloud) as address:
         for service in ("AIPLATFORM", "LOGGING"):
             monkeypatch.setenv(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", address)
-        yield made
+        yield cloud

@@ -41,13 +41,13 @@ def submitted(home: Home, state: State, waited_s: float = 0.0, **spec: Any) -> t
     place = {"address": ADDRESS}
     plan = Execution("my_job", (Role("master", 1),), (), None, "/work", 604800.0, "digest", "", "", spec, place)
     since = time.time() - waited_s
-    made = Job("my_job", state, since, since, machine.host(), "ray", attempt=1, plan=plan.to_dict())
+    job = Job("my_job", state, since, since, machine.host(), "ray", attempt=1, plan=plan.to_dict())
     folder = home.attempt("my_job", 1)
     folder.mkdir(parents=True)
     (folder / attempt.MARK).write_text(attempt.SUBMITTED)
     store = open_store(home)
-    store.add(made)
-    return store, made
+    store.add(job)
+    return store, job
 
 
 def test_a_cancelled_job_says_that_it_may_go_on_where_nobody_could_be_told(home: Home):

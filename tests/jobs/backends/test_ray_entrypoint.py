@@ -152,17 +152,17 @@ class Placed(EntryPoint):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(entrypoint, "time", made)
-    return made
+    clock = Clock()
+    monkeypatch.setattr(entrypoint, "time", clock)
+    return clock
 
 
 def said(capfd: pytest.CaptureFixture[str]) -> Iterator[tuple[str, bytes]]:
     """Source and output of each line that an entry point has written."""
     for line in capfd.readouterr().out.splitlines():
-        found = decode(line)
-        assert found is not None, line
-        yield found
+        messages = decode(line)
+        assert messages is not None, line
+        yield messages
 
 
 def ends(capfd: pytest.CaptureFixture[str]) -> tuple[dict[str, str], dict[str, Any]]:

@@ -22,9 +22,9 @@ def test_any_bytes_of_any_source_pass_unharmed(written: list[tuple[str, bytes]])
         stream += encode(source, data).decode() + "something of Ray's\n"
     assert "\r" not in stream
     for line in stream.split("\n"):
-        found = decode(line)
-        if found:
-            received[found[0]] += found[1]
+        messages = decode(line)
+        if messages:
+            received[messages[0]] += messages[1]
     assert {key: value for key, value in received.items() if value} == {
         key: value for key, value in sent.items() if value
     }

@@ -14,24 +14,24 @@ def succeed(cloud: Cloud) -> None:
 
 
 def test_it_is_created_once_heard_and_over_when_its_state_is_final(cloud, tmp_path):
-    one = begin(tmp_path)
-    until(one, lambda: cloud.runs)
-    until(one, lambda: cloud.asked("GET", r"customJobs/\d+$"))
+    attempt = begin(tmp_path)
+    until(attempt, lambda: cloud.runs)
+    until(attempt, lambda: cloud.asked("GET", r"customJobs/\d+$"))
     cloud.say(cloud.runs[0], "workerpool0-0", "step 1")
     cloud.say(cloud.runs[0], "workerpool1-0", "", textPayload="from\nthe worker\n")
     cloud.say(cloud.runs[0], "service", "provisioned")
     succeed(cloud)
     ended = []
     deadline = time.monotonic() + PATIENCE_S
-    while not one.over:
-        ended += one.wait(0.05)
+    while not attempt.over:
+        ended += attempt.wait(0.05)
         assert time.monotonic() < deadline
-    assert one.succeeded
-    assert one.failure is None
+    assert attempt.succeeded
+    assert attempt.failure is None
     assert [(who.role, who.outcome) for who in ended] == [
         ("master", "ended with exit code 0"), ("worker", "ended with its job")
     ]  # fmt: skip
-    assert one.wait(0.0) == []
+    assert attempt.wait(0.0) == []
     assert (tmp_path / "master-0.log").read_text() == "step 1\n"
     assert (tmp_path / "worker-0.log").read_text() == "from\nthe worker\n"
     assert (tmp_path / "prepare.log").read_text() == "provisioned\n"
@@ -39,8 +39,8 @@ def test_it_is_created_once_heard_and_over_when_its_state_is_final(cloud, tmp_pa
 
 
 def test_trouble_while_it_runs_ends_nothing(cloud, tmp_path, caplog):
-    one = begin(tmp_path)
-    until(one, lambda: cloud.runs)
+    attempt = begin(tmp_path)
+    until(attempt, lambda: cloud.runs)
     cloud.troubles += [
         Trouble("GET", r"customJobs/\d+$", error(401, "reauthentication is needed"), times=2),
         Trouble("GET", r"customJobs/\d+$", None, times=3),
@@ -48,78 +48,78 @@ def test_trouble_while_it_runs_ends_nothing(cloud, tmp_path, caplog):
         Trouble("POST", "entries:list", error(403, "denied"), times=1),
     ]
     cloud.say(cloud.runs[0], "workerpool0-0", "all the same")
-    until(one, lambda: not any(trouble.times for trouble in cloud.troubles))
+    until(attempt, lambda: not any(trouble.times for trouble in cloud.troubles))
     succeed(cloud)
-    until(one, lambda: one.over)
-    assert one.succeeded
+    until(attempt, lambda: attempt.over)
+    assert attempt.succeeded
     assert (tmp_path / "master-0.log").read_text() == "all the same\n"
     assert "gcloud auth application-default login" in caplog.text
 
 
 def test_a_job_that_somebody_deletes_is_not_tried_again(cloud, tmp_path):
-    one = begin(tmp_path)
-    until(one, lambda: cloud.runs)
+    attempt = begin(tmp_path)
+    until(attempt, lambda: cloud.runs)
     cloud.runs.clear()
-    until(one, lambda: one.over)
-    assert one.failure is not None
-    assert one.failure.mistake
-    assert one.failure.text == "its CustomJob was deleted at Vertex AI"
+    until(attempt, lambda: attempt.over)
+    assert attempt.failure is not None
+    assert attempt.failure.mistake
+    assert attempt.failure.text == "its CustomJob was deleted at Vertex AI"
 
 
 def test_stop_cancels_it_and_waits_for_its_end(cloud, tmp_path):
-    one = begin(tmp_path)
-    until(one, lambda: cloud.runs)
+    attempt = begin(tmp_path)
+    until(attempt, lambda: cloud.runs)
     cloud.troubles.append(Trouble("POST", ":cancel", error(503), times=2))
-    one.stop(30.0)
-    until(one, lambda: cloud.runs[0].cancelled.is_set())
-    assert not one.over
+    attempt.stop(30.0)
+    until(attempt, lambda: cloud.runs[0].cancelled.is_set())
+    assert not attempt.over
     cloud.runs[0].resource["state"] = "JOB_STATE_CANCELLED"
-    until(one, lambda: one.over)
-    assert one.failure is None
-    assert not one.succeeded
+    until(attempt, lambda: attempt.over)
+    assert attempt.failure is None
+    assert not attempt.succeeded
 
 
 def test_the_reason_of_a_failure_may_come_after_the_state(cloud, tmp_path):
-    one = begin(tmp_path)
-    until(one, lambda: cloud.runs)
+    attempt = begin(tmp_path)
+    until(attempt, lambda: cloud.runs)
     cloud.say(cloud.runs[0], "workerpool1-0", "ValueError: too large")
     cloud.runs[0].resource["state"] = "JOB_STATE_FAILED"
     seen = len(cloud.asked("GET", r"customJobs/\d+$"))
-    until(one, lambda: len(cloud.asked("GET", r"customJobs/\d+$")) > seen + 2)
-    assert not one.over
+    until(attempt, lambda: len(cloud.asked("GET", r"customJobs/\d+$")) > seen + 2)
+    assert not attempt.over
     cloud.runs[0].resource["error"] = {
         "code": 3, "message": "The replica workerpool1-0 exited with a non-zero status of 1. Termination reason: Error."
     }  # fmt: skip
-    until(one, lambda: one.over)
-    assert one.failure is not None
-    assert str(one.failure) == "worker 0 ended with exit code 1: ValueError: too large"
+    until(attempt, lambda: attempt.over)
+    assert attempt.failure is not None
+    assert str(attempt.failure) == "worker 0 ended with exit code 1: ValueError: too large"
 
 
 def test_a_disk_that_is_full_for_a_while_ends_nothing_and_loses_no_line(cloud, tmp_path):
-    one = begin(tmp_path)
-    until(one, lambda: cloud.runs)
-    until(one, lambda: cloud.asked("GET", r"customJobs/\d+$"))
+    attempt = begin(tmp_path)
+    until(attempt, lambda: cloud.runs)
+    until(attempt, lambda: cloud.asked("GET", r"customJobs/\d+$"))
     (tmp_path / "vertex.json.part").mkdir()
     cloud.say(cloud.runs[0], "workerpool0-0", "meanwhile")
     asked = len(cloud.asked("POST", "entries:list"))
-    until(one, lambda: len(cloud.asked("POST", "entries:list")) > asked + 2)
+    until(attempt, lambda: len(cloud.asked("POST", "entries:list")) > asked + 2)
     (tmp_path / "vertex.json.part").rmdir()
     succeed(cloud)
-    until(one, lambda: one.over)
-    assert one.succeeded
+    until(attempt, lambda: attempt.over)
+    assert attempt.succeeded
     assert (tmp_path / "master-0.log").read_text() == "meanwhile\n"
 
 
 def test_who_may_not_cancel_it_hears_its_end_all_the_same(cloud, tmp_path, caplog):
-    one = begin(tmp_path)
-    until(one, lambda: cloud.runs)
+    attempt = begin(tmp_path)
+    until(attempt, lambda: cloud.runs)
     cloud.troubles.append(Trouble("POST", ":cancel", error(403, "denied"), times=10**6))
-    one.stop(30.0)
-    until(one, lambda: cloud.asked("POST", ":cancel"))
+    attempt.stop(30.0)
+    until(attempt, lambda: cloud.asked("POST", ":cancel"))
     cloud.say(cloud.runs[0], "workerpool0-0", "not cancelled")
     succeed(cloud)
-    until(one, lambda: one.over)
-    assert one.succeeded
+    until(attempt, lambda: attempt.over)
+    assert attempt.succeeded
     assert (tmp_path / "master-0.log").read_text() == "not cancelled\n"
     assert "roles/aiplatform.user" in caplog.text
 

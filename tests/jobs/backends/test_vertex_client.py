@@ -18,12 +18,12 @@ JOBS = "/v1/projects/my-project/locations/us-central1/customJobs"
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
-    made = Cloud("", tmp_path)
-    made.executes = False
-    with serve(made) as address:
+    cloud = Cloud("", tmp_path)
+    cloud.executes = False
+    with serve(cloud) as address:
         for service in ("AIPLATFORM", "LOGGING"):
             monkeypatch.setenv(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", f"{address}/")
-        yield made
+        yield cloud
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ NO_MEMORY = "The replica workerpool0-0 ran {} and exited with a non-zero status 
     ],
 )  # fmt: skip
 def test_whose_fault_a_failure_is(message, kind, mistake, text):
-    found = failure({"state": "JOB_STATE_FAILED", "error": {"code": 3, "message": message}}, nothing)
-    assert (found.kind, found.mistake, found.text) == (kind, mistake, text or f"Vertex AI ended it: {message}")
+    outcome = failure({"state": "JOB_STATE_FAILED", "error": {"code": 3, "message": message}}, nothing)
+    assert (outcome.kind, outcome.mistake, outcome.text) == (kind, mistake, text or f"Vertex AI ended it: {message}")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_whose_fault_a_failure_is(message, kind, mistake, text):
     ],
 )
 def test_a_final_state_without_a_word_is_a_failure_too(state, kind, mistake, text):
-    found = failure({"state": f"JOB_STATE_{state}"}, nothing)
-    assert (found.kind, found.mistake, found.text) == (kind, mistake, text)
+    outcome = failure({"state": f"JOB_STATE_{state}"}, nothing)
+    assert (outcome.kind, outcome.mistake, outcome.text) == (kind, mistake, text)
 
 
 @pytest.mark.parametrize("error", [None, {"code": 3, "message": EXITED.format("workerpool0-0", 143)}])
@@ -57,8 +57,12 @@ def test_a_job_that_vertex_ai_ends_when_its_time_is_over_has_taken_too_long(erro
         "startTime": "2026-01-01T00:00:00.5Z",
         **({"error": error} if error else {}),
     }
-    found = failure({**job, "endTime": "2026-01-01T01:00:00.25Z"}, nothing)
-    assert (found.kind, found.mistake, found.text) == ("exception", True, "its maximum running time of 3600 s is over")
+    outcome = failure({**job, "endTime": "2026-01-01T01:00:00.25Z"}, nothing)
+    assert (outcome.kind, outcome.mistake, outcome.text) == (
+        "exception",
+        True,
+        "its maximum running time of 3600 s is over",
+    )
     assert "time" not in failure({**job, "endTime": "2026-01-01T00:50:00Z"}, nothing).text
 
 

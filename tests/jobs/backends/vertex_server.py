@@ -166,23 +166,23 @@ class Cloud:
             thread.join(60)
 
     def _list(self, query: dict[str, str]) -> dict[str, Any]:
-        found = re.fullmatch(r"labels\.([a-z_]+)=([a-z0-9_-]+)", query["filter"])
-        assert found, query
-        names = [dict(one.resource) for one in self.runs if one.resource.get("labels", {}).get(found[1]) == found[2]]
+        match = re.fullmatch(r"labels\.([a-z_]+)=([a-z0-9_-]+)", query["filter"])
+        assert match, query
+        names = [dict(one.resource) for one in self.runs if one.resource.get("labels", {}).get(match[1]) == match[2]]
         at = int(query.get("pageToken", 0))
         more = {"nextPageToken": str(at + 1)} if len(names) > at + 1 else {}
         return {"customJobs": names[at : at + 1], **more} if names else {}
 
     def _entries(self, body: dict[str, Any]) -> dict[str, Any]:
-        found = re.fullmatch(
+        match = re.fullmatch(
             r'resource\.type="ml_job" AND resource\.labels\.job_id="(\d+)" AND timestamp>="([^"]+)"', body["filter"]
         )
-        assert found, body
+        assert match, body
         assert body["orderBy"] == "timestamp asc"
         fitting = [
             one
             for one in self.entries
-            if one["resource"]["labels"]["job_id"] == found[1] and one["timestamp"] >= found[2]
+            if one["resource"]["labels"]["job_id"] == match[1] and one["timestamp"] >= match[2]
         ]
         fitting.sort(key=lambda one: (one["timestamp"], one["insertId"]))
         at, size = int(body.get("pageToken", 0)), min(self.page, body["pageSize"])

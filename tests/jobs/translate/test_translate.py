@@ -59,7 +59,7 @@ def refusal(to: str, *about: ResolvedJob) -> list[str]:
 
 @pytest.mark.parametrize("text", [LEGACY, ATTACHED])
 def test_the_guides_examples_are_custom_jobs_of_vertex(text):
-    found = translate(job(text, PROGRAM), "vertex")
+    translation = translate(job(text, PROGRAM), "vertex")
     python = {
         "packageUris": ["gs://my-bucket/trainer-0.1.tar.gz"],
         "pythonModule": "trainer.task",
@@ -73,7 +73,7 @@ def test_the_guides_examples_are_custom_jobs_of_vertex(text):
         "acceleratorType": "NVIDIA_TESLA_K80",
     }
     servers = {"machineType": "n1-highmem-8"}
-    assert found.document == {
+    assert translation.document == {
         "displayName": "my_job",
         "jobSpec": {
             "workerPoolSpecs": [
@@ -85,9 +85,10 @@ def test_the_guides_examples_are_custom_jobs_of_vertex(text):
             "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/job"},
         },
     }
-    check_vertex(found.document)
+    check_vertex(translation.document)
     assert (
-        "https://europe-west1-aiplatform.googleapis.com/v1/projects/PROJECT/locations/europe-west1/" in found.notes[0]
+        "https://europe-west1-aiplatform.googleapis.com/v1/projects/PROJECT/locations/europe-west1/"
+        in translation.notes[0]
     )
 
 
@@ -109,21 +110,24 @@ def test_roles_of_vertex_are_places_so_one_that_is_not_there_leaves_its_place_em
 
 def test_what_vertex_needs_and_a_job_lacks_is_said_all_at_once():
     given = {"module-name": "trainer.task", "job-dir": "runs/job", "runtime-version": "1.15"}
-    found = refusal("vertex", job(ATTACHED, given))
-    assert [one.partition(":")[0] for one in found] == [
+    message = refusal("vertex", job(ATTACHED, given))
+    assert [one.partition(":")[0] for one in message] == [
         "There is no package", "runtimeVersion 1.15", "jobDir runs/job"
     ]  # fmt: skip
 
 
 def test_without_a_runtime_version_vertex_runs_googles_image_with_pytorch():
-    found = translate(
+    translation = translate(
         job(ATTACHED, {key: value for key, value in PROGRAM.items() if key != "runtime-version"}), "vertex"
     )
     place = "europe-docker.pkg.dev/vertex-ai/training"
-    images = [one["pythonPackageSpec"]["executorImageUri"] for one in found.document["jobSpec"]["workerPoolSpecs"]]
+    images = [
+        one["pythonPackageSpec"]["executorImageUri"] for one in translation.document["jobSpec"]["workerPoolSpecs"]
+    ]
     assert images == [*[f"{place}/pytorch-gpu.2-4.py310:latest"] * 2, f"{place}/pytorch-cpu.2-4.py310:latest"]
     assert any(
-        one.startswith("There is no runtimeVersion: Google's image with PyTorch 2.4 runs it.") for one in found.notes
+        one.startswith("There is no runtimeVersion: Google's image with PyTorch 2.4 runs it.")
+        for one in translation.notes
     )
 
 
@@ -174,15 +178,15 @@ def test_every_accelerator_of_the_catalog_is_known_to_vertex_and_to_ray_or_wants
 
 
 def test_an_example_without_its_parameter_servers_is_ranks_on_ray():
-    found = translate(
+    translation = translate(
         job(ATTACHED, {"module-name": "trainer.task", "parameter-server-count": "0"}, ("it's", "$(ls)")), "ray"
     )
-    assert found.document == {
+    assert translation.document == {
         "entrypoint": "footplate run --backend ray --np 10 -m trainer.task -- 'it'\"'\"'s' '$(ls)'",
         "runtime_env": {},
         "submission_id": "my_job",
     }
-    check_ray(found.document)
+    check_ray(translation.document)
 
 
 def test_a_master_alone_is_an_entry_point_on_ray_with_the_resources_of_its_machine():
@@ -299,8 +303,8 @@ def test_kubernetes_would_expand_a_dollar_so_it_is_doubled():
 
 
 def test_what_kubeflow_needs_and_a_job_lacks_is_said_all_at_once():
-    found = refusal("kubeflow", job("labels: {team-: a}", PROGRAM))
-    assert [one.partition(":")[0] for one in found] == [
+    message = refusal("kubeflow", job("labels: {team-: a}", PROGRAM))
+    assert [one.partition(":")[0] for one in message] == [
         "The master has no image", "packageUris", "The label team-=a"
     ]  # fmt: skip
 
@@ -419,18 +423,18 @@ def test_a_pods_secrets_come_from_a_secret_and_an_argument_that_shows_one_is_ref
     container, _ = container_of(translate(job("", IMAGE), to).document, "master")
     assert container["envFrom"] == [{"secretRef": {"name": "my-job-secrets", "optional": True}}]
     secret = ("--hf-token", "abc", "--api_key=abc", "--store", "https://me:abc@host", "--password", "-v")
-    found = refusal(to, job("", IMAGE, secret))
-    assert [one.partition(":")[0] for one in found] == [
+    message = refusal(to, job("", IMAGE, secret))
+    assert [one.partition(":")[0] for one in message] == [
         "The argument --api_key", "The argument --hf-token", "The argument --store"
     ]  # fmt: skip
     translate(job("", IMAGE, ("--pad-token", "0", "--max-tokens=4096", "--key", "id", "a=b://c:d@e")), to)
-    assert not any("abc" in one for one in found)
+    assert not any("abc" in one for one in message)
 
 
 @pytest.mark.parametrize("to", ["jobset", "trainjob"])
 def test_what_pods_need_and_a_job_lacks_is_said_all_at_once(to):
-    found = refusal(to, job("", {"module-name": "trainer.task", "job-dir": "runs/job"}))
-    assert [one.partition(":")[0] for one in found] == ["jobDir runs/job", "The master has no image"]
+    message = refusal(to, job("", {"module-name": "trainer.task", "job-dir": "runs/job"}))
+    assert [one.partition(":")[0] for one in message] == ["jobDir runs/job", "The master has no image"]
 
 
 SLURM = """\
@@ -485,9 +489,9 @@ exit "$status"
 
 def test_an_example_without_its_parameter_servers_is_a_script_for_sbatch(tmp_path):
     given = {"module-name": "trainer.task", "parameter-server-count": "0", "job-dir": "runs/my job"}
-    found = translate(job(ATTACHED, given), "slurm")
-    assert found.document == SLURM
-    told, words = run_slurm(found.document, tmp_path)
+    translation = translate(job(ATTACHED, given), "slurm")
+    assert translation.document == SLURM
+    told, words = run_slurm(translation.document, tmp_path)
     assert told == ["1", "2", "1", "0", "1", "node-a", "20007", "runs/my job"]
     assert words == ["-m", "trainer.task", "--lr", "0.1", "--job-dir", "runs/my job"]
 

@@ -106,17 +106,17 @@ def main(asked: dict[str, Any]) -> None:
     torch.manual_seed(rank)  # each rank begins with different weights
     model = Steady() if asked["model"] == "steady" else Drawing(asked["model"] == "drawing")
     callbacks = [kind() for kind in (Looks, Stops, Dies, Raises) if asked[kind.__name__.lower()]]
-    made = fp.Trainer(
+    trainer = fp.Trainer(
         precision="64-true", seed=1, logger=False, enable_progress_bar=False, enable_model_summary=False,
         gradient_clip_val=0.5, callbacks=callbacks, **asked["trainer"],
     )  # fmt: skip
     train, val = (data(kind, rows, asked["size"], rank) for kind, rows in (asked["train"], asked["val"]))
     try:
-        made.fit(model, train, val, ckpt_path="last")
+        trainer.fit(model, train, val, ckpt_path="last")
     except fp.FootplateError as error:
         print(error)
         raise SystemExit(3) from None
-    print(json.dumps({name: float(value) for name, value in sorted(made.callback_metrics.items())}))
+    print(json.dumps({name: float(value) for name, value in sorted(trainer.callback_metrics.items())}))
 
 
 if __name__ == "__main__":

@@ -65,16 +65,16 @@ def test_dropout_keeps_the_mean_of_what_is_attended_to():
 
 def test_torchs_attention_becomes_one_operation():
     tokens = torch.randint(0, 40, (2, 10))
-    found = operations(GPT(p=0.1), (tokens[:, :-1], tokens[:, 1:]))
-    assert {"footplate.attention.default", "footplate.attention_backward.default"} <= found
-    assert "aten._softmax.default" not in found
+    counts = operations(GPT(p=0.1), (tokens[:, :-1], tokens[:, 1:]))
+    assert {"footplate.attention.default", "footplate.attention_backward.default"} <= counts
+    assert "aten._softmax.default" not in counts
 
 
 def test_torchs_own_attention_layers_use_it_too():
     encoder = Encoder(layers=1)
-    found = operations(encoder, (torch.randint(0, 50, (2, 9)), torch.randint(0, 3, (2,))))
-    assert {"footplate.attention.default", "footplate.attention_backward.default"} <= found
-    assert "aten._softmax.default" not in found
+    counts = operations(encoder, (torch.randint(0, 50, (2, 9)), torch.randint(0, 3, (2,))))
+    assert {"footplate.attention.default", "footplate.attention_backward.default"} <= counts
+    assert "aten._softmax.default" not in counts
 
 
 def test_torch_counts_the_operations_of_attention_as_its_own():
@@ -112,9 +112,9 @@ def test_shared_keys_and_a_bias_that_learns_are_eager_torchs(learns):
     module = Trained(Biased(learns)).double()
     reference = copy.deepcopy(module)
     batches = [(torch.randn(4, 5, 4, dtype=torch.float64), torch.randint(0, 3, (4,))) for _ in range(3)]
-    found = operations(copy.deepcopy(module.net), batches[0])
-    assert {"footplate.attention.default", "footplate.attention_backward.default"} <= found
-    assert "aten._softmax.default" not in found
+    counts = operations(copy.deepcopy(module.net), batches[0])
+    assert {"footplate.attention.default", "footplate.attention_backward.default"} <= counts
+    assert "aten._softmax.default" not in counts
     with jax.enable_x64(True):
         losses, _ = compiled(module, sgd(module), batches)
     assert losses == pytest.approx(eager(reference, sgd(reference), batches), rel=1e-6)

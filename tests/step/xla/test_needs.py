@@ -26,16 +26,16 @@ def counted(module, example, size, averages=False):
 
 
 def test_products_count_forward_and_backward():
-    found = counted(Small(), batch(), 32)
+    counts = counted(Small(), batch(), 32)
     forward = 2 * 32 * (WIDTH * WIDTH + WIDTH * CLASSES)
     inputs_gradient = 2 * 32 * WIDTH * CLASSES  # of the second layer alone: nobody needs that of the batch
-    assert found.flops == 2 * forward + inputs_gradient
+    assert counts.flops == 2 * forward + inputs_gradient
 
 
 def test_state_and_batch_are_what_they_weigh():
-    found = counted(Small(), batch(), 32)
-    assert found.state_bytes == WEIGHTS
-    assert found.batch_bytes == 32 * (4 * WIDTH + 8)
+    counts = counted(Small(), batch(), 32)
+    assert counts.state_bytes == WEIGHTS
+    assert counts.batch_bytes == 32 * (4 * WIDTH + 8)
 
 
 def test_adamw_keeps_two_numbers_more_for_each_weight():
@@ -48,10 +48,10 @@ def test_adamw_keeps_two_numbers_more_for_each_weight():
 
 
 def test_memory_holds_state_gradients_and_activations_at_least():
-    found = counted(Small(), batch(4096), 4096)
+    counts = counted(Small(), batch(4096), 4096)
     hidden = 4 * 4096 * WIDTH
-    assert found.peak_bytes >= found.state_bytes + found.batch_bytes + 2 * hidden
-    assert found.peak_bytes <= found.state_bytes + found.batch_bytes + 4 * hidden + 2 * WEIGHTS
+    assert counts.peak_bytes >= counts.state_bytes + counts.batch_bytes + 2 * hidden
+    assert counts.peak_bytes <= counts.state_bytes + counts.batch_bytes + 4 * hidden + 2 * WEIGHTS
 
 
 def test_what_grows_with_the_batch_grows_in_proportion():
@@ -76,8 +76,8 @@ def test_a_chain_of_elementwise_operations_needs_no_memory_for_each():
 
 
 def test_what_devices_exchange_is_the_gradients_and_what_is_logged():
-    found = counted(Small(), batch(), 32, averages=True)
-    assert found.averaged_bytes == WEIGHTS + 2 * 4  # the logged loss, and the loss
+    counts = counted(Small(), batch(), 32, averages=True)
+    assert counts.averaged_bytes == WEIGHTS + 2 * 4  # the logged loss, and the loss
     assert counted(Small(), batch(), 32).averaged_bytes == 0
 
 
@@ -98,8 +98,8 @@ class Convolution(fp.Module):
 def test_a_convolution_counts_by_its_outputs_without_products_with_padding():
     net = nn.Conv2d(3, 8, 3, padding=1, bias=False)
     forward = 2 * 4 * 8 * 3 * (3 * 16 - 2) ** 2  # at either edge one tap of three meets padding
-    found = counted(Convolution(net), torch.zeros(4, 3, 16, 16), 4)
-    assert found.flops == found.convolution_flops == 2 * forward
+    counts = counted(Convolution(net), torch.zeros(4, 3, 16, 16), 4)
+    assert counts.flops == counts.convolution_flops == 2 * forward
 
 
 def test_a_depthwise_convolutions_channels_meet_no_others_forward_or_backward():

@@ -49,10 +49,10 @@ class Sequences(Classifier):
         return nn.functional.cross_entropy(self(batch[0]).mean(1), batch[1])
 
 
-def test_recompilations_are_counted_with_the_form_that_caused_each(trainer, caplog):
-    made = trainer(accelerator="xla", max_epochs=2)
-    made.fit(Sequences(), DataLoader(Uneven(), 8))
-    (said,) = [one for one in pitfalls_of(made).told if "compiled" in one]
+def test_recompilations_are_counted_with_the_form_that_caused_each(make_trainer, caplog):
+    trainer = make_trainer(accelerator="xla", max_epochs=2)
+    trainer.fit(Sequences(), DataLoader(Uneven(), 8))
+    (said,) = [one for one in pitfalls_of(trainer).told if "compiled" in one]
     assert "Sequences.training_step was compiled 3 times" in said
     assert all(f"float32[8, {length}, 8], int64[8]" in said for length in (4, 5, 6))
     assert "drop_last=True" in said
@@ -83,10 +83,10 @@ class Patient(Classifier):
         return [Pitfalls("cpu", least_s=0.0)]
 
 
-def test_waiting_for_input_is_told_once(trainer):
-    made = trainer(accelerator="xla", log_every_n_steps=2, max_epochs=2)
-    made.fit(Patient(), DataLoader(Slow(), 4))
-    (said,) = pitfalls_of(made).told
+def test_waiting_for_input_is_told_once(make_trainer):
+    trainer = make_trainer(accelerator="xla", log_every_n_steps=2, max_epochs=2)
+    trainer.fit(Patient(), DataLoader(Slow(), 4))
+    (said,) = pitfalls_of(trainer).told
     assert "waited for input for" in said
 
 
@@ -101,16 +101,16 @@ class Looks(Classifier):
         pass
 
 
-def test_a_hook_that_fetches_the_weights_at_every_batch_is_told(trainer):
-    made = trainer(accelerator="xla", max_epochs=1)
-    made.fit(Looks(), loader(20))
-    assert any("Looks may read the weights at every batch" in one for one in pitfalls_of(made).told)
+def test_a_hook_that_fetches_the_weights_at_every_batch_is_told(make_trainer):
+    trainer = make_trainer(accelerator="xla", max_epochs=1)
+    trainer.fit(Looks(), loader(20))
+    assert any("Looks may read the weights at every batch" in one for one in pitfalls_of(trainer).told)
 
 
-def test_a_plain_training_is_told_nothing(trainer):
-    made = trainer(accelerator="xla", max_epochs=1)
-    made.fit(Classifier(), loader(40), loader(20, shuffle=False))
-    assert pitfalls_of(made).told == []
+def test_a_plain_training_is_told_nothing(make_trainer):
+    trainer = make_trainer(accelerator="xla", max_epochs=1)
+    trainer.fit(Classifier(), loader(40), loader(20, shuffle=False))
+    assert pitfalls_of(trainer).told == []
 
 
 class AsOnTPU(Classifier):
@@ -118,11 +118,11 @@ class AsOnTPU(Classifier):
         return [Pitfalls("tpu")]
 
 
-def test_on_a_tpu_precision_rows_and_sizes_are_told_in_a_run(trainer, monkeypatch):
+def test_on_a_tpu_precision_rows_and_sizes_are_told_in_a_run(make_trainer, monkeypatch):
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-1")
-    made = trainer(accelerator="xla", devices=4, log_every_n_steps=1, max_epochs=1)
-    made.fit(AsOnTPU(), loader(24, 12))
-    told = pitfalls_of(made).told
+    trainer = make_trainer(accelerator="xla", devices=4, log_every_n_steps=1, max_epochs=1)
+    trainer.fit(AsOnTPU(), loader(24, 12))
+    told = pitfalls_of(trainer).told
     assert sum('Use precision="bf16-mixed"' in one for one in told) == 1
     assert sum("Batches of 12 rows give each of 4 device(s) 3" in one for one in told) == 1
     assert sum("multiply 128 × 128 at once" in one for one in told) == 1
@@ -197,7 +197,7 @@ def test_the_products_of_a_batch_of_matrices_are_counted_each():
     assert one.multiplications == 120
 
 
-def test_eager_training_is_not_watched(trainer):
-    made = trainer(accelerator="cpu", max_epochs=1)
-    made.fit(Classifier(), loader(20))
-    assert not any(isinstance(one, Pitfalls) for one in made.callbacks)
+def test_eager_training_is_not_watched(make_trainer):
+    trainer = make_trainer(accelerator="cpu", max_epochs=1)
+    trainer.fit(Classifier(), loader(20))
+    assert not any(isinstance(one, Pitfalls) for one in trainer.callbacks)

@@ -60,7 +60,7 @@ def test_dropout_outside_of_training_or_with_p_1():
         lambda x, own: nn.init.normal_(torch.empty_like(x), generator=own),
     ],
 )
-def test_a_generator_of_ones_own_is_refused(draw, trainer):
+def test_a_generator_of_ones_own_is_refused(draw, make_trainer):
     own = torch.Generator()
 
     class Draws(Trained):
@@ -71,7 +71,7 @@ def test_a_generator_of_ones_own_is_refused(draw, trainer):
             return torch.optim.SGD(self.parameters(), 0.1)
 
     with pytest.raises(CaptureError, match=r"is given a generator:\n.*test_random.py(?s:.*)Leave generator= out"):
-        trainer(accelerator="xla", max_epochs=1).fit(
+        make_trainer(accelerator="xla", max_epochs=1).fit(
             Draws(nn.Linear(3, 1)), DataLoader(TensorDataset(torch.ones(4, 3)), 2)
         )
 

@@ -138,10 +138,10 @@ def captured(compute: Any) -> Captured:
     ],
 )
 def test_a_number_that_meets_a_tensor_is_an_input(compute, inputs):
-    found = captured(compute)
-    assert len(found.counted.numbers) == inputs
-    assert found.rates == 1 + inputs
-    assert len(found.graph.graph.find_nodes(op="placeholder")) == len(found.paths) + found.rates + len(BATCH)
+    step = captured(compute)
+    assert len(step.counted.numbers) == inputs
+    assert step.rates == 1 + inputs
+    assert len(step.graph.graph.find_nodes(op="placeholder")) == len(step.paths) + step.rates + len(BATCH)
 
 
 REFUSED = {
@@ -155,10 +155,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_asks_for_its_value_is_refused_with_its_line(kind, trainer):
+def test_what_asks_for_its_value_is_refused_with_its_line(kind, make_trainer):
     compute = REFUSED[kind]
     module = Tiny(compute)
-    module.trainer = trainer()
+    module.trainer = make_trainer()
     with pytest.raises(CaptureError, match=r"captured once|captured step can't know") as refused:
         capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), BATCH)
     assert f"test_symbolic_scalars.py:{compute.__code__.co_firstlineno}:" in str(refused.value)
@@ -177,18 +177,18 @@ def test_a_number_that_is_kept_in_an_attribute_is_refused_and_taken_out():
 
 
 def test_a_fraction_in_the_place_of_an_integer_is_another_program():
-    found = captured(lambda self, batch_idx: max(0, 1 - self.global_step / 4))
+    step = captured(lambda self, batch_idx: max(0, 1 - self.global_step / 4))
     at = capture_evaluation(
         Tiny(lambda self, batch_idx: max(0, 1 - self.global_step / 4)), BATCH, present=Present(At(5))
     )
-    assert found.counted.broken(Present(At(5))) is None  # a float that is 0 is still one
+    assert step.counted.broken(Present(At(5))) is None  # a float that is 0 is still one
     assert at.counted.broken(Present(At(6))) is None
     assert at.counted.broken(Present(At(2))) is not None
 
 
-def test_a_trainers_attributes_decide_and_its_counters_are_numbers(trainer):
+def test_a_trainers_attributes_decide_and_its_counters_are_numbers(make_trainer):
     module = Tiny(lambda self, batch_idx: self.trainer.global_step / self.trainer.max_epochs)
-    module.trainer = trainer(max_epochs=2)
+    module.trainer = make_trainer(max_epochs=2)
     found = capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), BATCH)
     assert len(found.counted.numbers) == 1
     assert found.counted.broken(Present(module)) is None
@@ -217,13 +217,13 @@ class Warmed(Steady):
             self.log("val_epoch", self.current_epoch + batch_idx)
 
 
-def fitted(trainer, kind, **given):
+def fitted(make_trainer, kind, **given):
     torch.manual_seed(0)
     model = kind()
     torch.manual_seed(0)
-    made = trainer(**{"precision": "64-true", "log_every_n_steps": 1, **given})
-    made.fit(model, loader(80), loader(20, shuffle=False))
-    return made
+    trainer = make_trainer(**{"precision": "64-true", "log_every_n_steps": 1, **given})
+    trainer.fit(model, loader(80), loader(20, shuffle=False))
+    return trainer
 
 
 def trained(made: fp.Trainer) -> list[Any]:
@@ -234,10 +234,14 @@ def trained(made: fp.Trainer) -> list[Any]:
     ("devices", "window"),
     [(1, 1), pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(1, 3, marks=pytest.mark.slow)],
 )
-def test_annealing_by_hand_is_that_of_eager_torch_by_one_program(devices, window, trainer):
+def test_annealing_by_hand_is_that_of_eager_torch_by_one_program(devices, window, make_trainer):
     wanted, found = (
         fitted(
-            trainer, Warmed, accelerator=name, devices=devices if name == "xla" else 1, accumulate_grad_batches=window
+            make_trainer,
+            Warmed,
+            accelerator=name,
+            devices=devices if name == "xla" else 1,
+            accumulate_grad_batches=window,
         )
         for name in ("cpu", "xla")
     )
@@ -248,8 +252,8 @@ def test_annealing_by_hand_is_that_of_eager_torch_by_one_program(devices, window
     assert len(trained(found)) == (1 if window == 1 else 2)
 
 
-def test_steps_of_one_call_are_each_given_their_own_numbers(trainer):
-    one, several = (fitted(trainer, Warmed, accelerator="xla", iterations_per_loop=steps) for steps in (1, 4))
+def test_steps_of_one_call_are_each_given_their_own_numbers(make_trainer):
+    one, several = (fitted(make_trainer, Warmed, accelerator="xla", iterations_per_loop=steps) for steps in (1, 4))
     assert equal(dict(one.module.state_dict()), dict(several.module.state_dict()))
     assert {made.steps for made in trained(several)} == {4}
     assert equal(one.callback_metrics, several.callback_metrics)
@@ -269,10 +273,10 @@ class Chooses(Steady):
 
 
 @pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_step_that_decides_by_a_counter_has_a_program_for_each_way(steps, trainer, caplog):
-    wanted = fitted(trainer, Chooses, accelerator="cpu")
+def test_a_step_that_decides_by_a_counter_has_a_program_for_each_way(steps, make_trainer, caplog):
+    wanted = fitted(make_trainer, Chooses, accelerator="cpu")
     with caplog.at_level(logging.WARNING, "footplate"):
-        found = fitted(trainer, Chooses, accelerator="xla", iterations_per_loop=steps)
+        found = fitted(make_trainer, Chooses, accelerator="xla", iterations_per_loop=steps)
     assert worst(found.module, wanted.module) < 1e-12
     assert float(found.callback_metrics["third"]) == pytest.approx(float(wanted.callback_metrics["third"]))
     assert len([one for one in trained(found) if one.steps == 1]) == 4
@@ -290,11 +294,11 @@ class Wavers(Steady):
 
 
 @pytest.mark.slow
-def test_a_step_that_takes_another_way_each_time_is_refused(trainer):
+def test_a_step_that_takes_another_way_each_time_is_refused(make_trainer):
     with pytest.raises(
         fp.ConfigError, match=r"compiled 8 times for batches of one form[^$]*self\.global_step != number"
     ):
-        fitted(trainer, Wavers, accelerator="xla")
+        fitted(make_trainer, Wavers, accelerator="xla")
 
 
 class ByHand(Steady):
@@ -313,7 +317,7 @@ class ByHand(Steady):
         return loss
 
 
-def test_steps_that_are_made_by_hand_count_at_once(trainer):
-    wanted, found = (fitted(trainer, ByHand, accelerator=name, max_epochs=1) for name in ("cpu", "xla"))
+def test_steps_that_are_made_by_hand_count_at_once(make_trainer):
+    wanted, found = (fitted(make_trainer, ByHand, accelerator=name, max_epochs=1) for name in ("cpu", "xla"))
     assert worst(found.module, wanted.module) < 1e-12
     assert float(found.callback_metrics["steps"]) == float(wanted.callback_metrics["steps"]) == 16

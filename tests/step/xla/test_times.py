@@ -23,17 +23,17 @@ SLOW_S = 0.01
 
 
 @pytest.fixture
-def measured(trainer, monkeypatch, tmp_path):
+def measured(make_trainer, monkeypatch, tmp_path):
     """Train with XLA; return the monitor, and the windows of its record."""
     for name in ("LOOK_S", "STEPS_BETWEEN_LOOKS", "WINDOW_S", "LEAST_S"):
         monkeypatch.setattr(monitor, name, 0.0)
 
     def train(module: Any, batches: Any, *loaders: Any, **settings: Any) -> Any:
         settings = {"accelerator": "xla", "max_epochs": 2, "logger": fp.CSV(), "log_every_n_steps": 1, **settings}
-        made = trainer(**settings)
-        made.fit(module, batches, *loaders)
+        trainer = make_trainer(**settings)
+        trainer.fit(module, batches, *loaders)
         windows = [row for row in read_rows(tmp_path / "run" / NAME)[0] if row["kind"] == "window"]
-        return made.monitor, windows, made.run.step
+        return trainer.monitor, windows, trainer.run.step
 
     return train
 
@@ -111,7 +111,7 @@ def test_the_share_of_the_peak_counts_all_devices_and_their_kind(measured, monke
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_profiler_of_actions_records_a_compiled_step_while_it_runs(trainer, steps):
+def test_a_profiler_of_actions_records_a_compiled_step_while_it_runs(make_trainer, steps):
     actions, open_in_capture = [], []
 
     class Records:
@@ -131,7 +131,7 @@ def test_a_profiler_of_actions_records_a_compiled_step_while_it_runs(trainer, st
             return super().training_step(batch, batch_idx)
 
     profiler = Records()
-    trainer(accelerator="xla", max_epochs=1, iterations_per_loop=steps, profiler=profiler).fit(Net(), loader())
+    make_trainer(accelerator="xla", max_epochs=1, iterations_per_loop=steps, profiler=profiler).fit(Net(), loader())
     assert "run_training_batch" in open_in_capture
     assert actions.count("run_training_batch") == 12
     assert profiler.open == []

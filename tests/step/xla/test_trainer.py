@@ -17,25 +17,25 @@ from step.xla.trained import Steady, equal, worst
 ROWS = 115  # eleven batches of 10 and one of 5
 
 
-def fitted(trainer, model=None, epochs=2, rows=ROWS, ckpt_path=None, batch_size=10, **kwargs):
+def fitted(make_trainer, model=None, epochs=2, rows=ROWS, ckpt_path=None, batch_size=10, **kwargs):
     torch.manual_seed(0)
     model = Steady() if model is None else model
-    made = trainer(max_epochs=epochs, log_every_n_steps=4, **kwargs)
-    made.fit(model, loader(rows, batch_size), loader(35, shuffle=False), ckpt_path=ckpt_path)
-    return model, made
+    trainer = make_trainer(max_epochs=epochs, log_every_n_steps=4, **kwargs)
+    trainer.fit(model, loader(rows, batch_size), loader(35, shuffle=False), ckpt_path=ckpt_path)
+    return model, trainer
 
 
 @pytest.mark.parametrize(
     ("devices", "every"), [(1, "step"), (2, "epoch"), pytest.param(8, "plateau", marks=pytest.mark.slow)]
 )
-def test_training_is_that_of_eager_torch(devices, every, trainer, tmp_path):
+def test_training_is_that_of_eager_torch(devices, every, make_trainer, tmp_path):
     torch.manual_seed(0)
     runs = []
     for name in ("cpu", "xla"):
         torch.manual_seed(0)
         runs.append(
             fitted(
-                trainer, Steady(every), accelerator=name, devices=devices if name == "xla" else 1, precision="64-true",
+                make_trainer, Steady(every), accelerator=name, devices=devices if name == "xla" else 1, precision="64-true",
                 gradient_clip_val=0.5, logger=fp.CSV(), default_root_dir=tmp_path / name,
             )
         )  # fmt: skip
@@ -51,7 +51,7 @@ def test_training_is_that_of_eager_torch(devices, every, trainer, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_from_torch_to_xla_and_back_with_an_unbroken_curve(trainer, tmp_path):
+def test_a_run_goes_from_torch_to_xla_and_back_with_an_unbroken_curve(make_trainer, tmp_path):
     class Losses(fp.Callback):
         def __init__(self):
             self.seen = []
@@ -63,7 +63,7 @@ def test_a_run_goes_from_torch_to_xla_and_back_with_an_unbroken_curve(trainer, t
         losses = Losses()
         for epoch, (accelerator, devices) in enumerate(legs):
             _, made = fitted(
-                trainer, model(), epoch + 1, ckpt_path="last", accelerator=accelerator, devices=devices,
+                make_trainer, model(), epoch + 1, ckpt_path="last", accelerator=accelerator, devices=devices,
                 callbacks=[losses], default_root_dir=tmp_path / root,
             )  # fmt: skip
         return made, losses.seen
@@ -82,7 +82,7 @@ def test_a_run_goes_from_torch_to_xla_and_back_with_an_unbroken_curve(trainer, t
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_off_continues_bit_for_bit(trainer, tmp_path):
+def test_a_run_that_was_cut_off_continues_bit_for_bit(make_trainer, tmp_path):
     """With dropout, whose draws depend only on the seed and the step."""
     torch.manual_seed(3)
     initial = Classifier()
@@ -91,7 +91,13 @@ def test_a_run_that_was_cut_off_continues_bit_for_bit(trainer, tmp_path):
         model = Classifier()
         model.load_state_dict(initial.state_dict())
         _, made = fitted(
-            trainer, model, ckpt_path="last", accelerator="xla", devices=2, default_root_dir=tmp_path / root, **kwargs
+            make_trainer,
+            model,
+            ckpt_path="last",
+            accelerator="xla",
+            devices=2,
+            default_root_dir=tmp_path / root,
+            **kwargs,
         )
         state = checkpoint.load(checkpoint.newest([made.checkpoint_callback.dirpath]))
         return {key: state[key] for key in ("state_dict", "optimizer_states", "progress", "lr_schedulers", "metrics")}
@@ -102,7 +108,7 @@ def test_a_run_that_was_cut_off_continues_bit_for_bit(trainer, tmp_path):
     assert equal(train("cut"), whole)
 
 
-def test_between_two_reports_nothing_is_read_from_the_devices(trainer, monkeypatch):
+def test_between_two_reports_nothing_is_read_from_the_devices(make_trainer, monkeypatch):
     from footplate.step.xla.runtime.device_values import OnDevice
 
     reads, steps = [], []
@@ -120,17 +126,17 @@ def test_between_two_reports_nothing_is_read_from_the_devices(trainer, monkeypat
 
     Quiet.__module__ = "footplate.callbacks.early_stopping"
     monkeypatch.setattr(OnDevice, "read", staticmethod(counted))
-    made = trainer(
+    trainer = make_trainer(
         accelerator="xla", max_epochs=1, log_every_n_steps=4, num_sanity_val_steps=0,
         callbacks=Quiet("train_loss"), logger=fp.CSV(), enable_checkpointing=False,
     )  # fmt: skip
-    made.fit(Steady(), loader(120))
+    trainer.fit(Steady(), loader(120))
     assert len(steps) == 12
     assert reads
     assert {step for step in reads if step % 4 not in (0, 3)} == set()
 
 
-def test_a_hook_sees_the_weights_of_its_step_and_may_change_them(trainer):
+def test_a_hook_sees_the_weights_of_its_step_and_may_change_them(make_trainer):
     class Zeroes(fp.Callback):
         """Reads the weights after each step. At the third, it sets the bias without a change of torch's version counter."""
 
@@ -147,7 +153,7 @@ def test_a_hook_sees_the_weights_of_its_step_and_may_change_them(trainer):
     seen = {}
     for name in ("cpu", "xla"):
         seen[name] = Zeroes()
-        fitted(trainer, epochs=1, rows=60, accelerator=name, callbacks=[seen[name]], enable_checkpointing=False)
+        fitted(make_trainer, epochs=1, rows=60, accelerator=name, callbacks=[seen[name]], enable_checkpointing=False)
     assert len(set(seen["xla"].norms)) == 6
     assert seen["xla"].norms == pytest.approx(seen["cpu"].norms, rel=1e-5)
     assert float((seen["xla"].biases[3] - 7.0).abs().max()) < 1.0
@@ -155,10 +161,10 @@ def test_a_hook_sees_the_weights_of_its_step_and_may_change_them(trainer):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_averaged_weights_are_those_of_eager_torch(trainer):
+def test_averaged_weights_are_those_of_eager_torch(make_trainer):
     runs = [
         fitted(
-            trainer, epochs=1, rows=60, accelerator=name, callbacks=[fp.EMAWeightAveraging(0.5)],
+            make_trainer, epochs=1, rows=60, accelerator=name, callbacks=[fp.EMAWeightAveraging(0.5)],
             enable_checkpointing=False,
         )
         for name in ("cpu", "xla")
@@ -169,13 +175,13 @@ def test_averaged_weights_are_those_of_eager_torch(trainer):
 
 
 @pytest.mark.slow
-def test_what_stops_and_saves_does_so_as_with_eager_torch(trainer, tmp_path):
+def test_what_stops_and_saves_does_so_as_with_eager_torch(make_trainer, tmp_path):
     ends = []
     for name in ("cpu", "xla"):
         stop = fp.EarlyStopping("val_loss", stopping_threshold=0.5, patience=20)
         best = fp.ModelCheckpoint(monitor="val_loss", save_top_k=2)
         _, made = fitted(
-            trainer, epochs=30, accelerator=name, callbacks=[stop, best], val_check_interval=5, limit_val_batches=2,
+            make_trainer, epochs=30, accelerator=name, callbacks=[stop, best], val_check_interval=5, limit_val_batches=2,
             min_steps=15, default_root_dir=tmp_path / name,
         )  # fmt: skip
         ends.append((made.global_step, [path.rsplit("/", 1)[-1] for path in best.best_k_models], stop.stopped_epoch))
@@ -183,9 +189,9 @@ def test_what_stops_and_saves_does_so_as_with_eager_torch(trainer, tmp_path):
     assert 15 <= ends[0][0] < 360
 
 
-def test_another_form_of_batch_compiles_once_more_and_says_so(trainer, caplog):
+def test_another_form_of_batch_compiles_once_more_and_says_so(make_trainer, caplog):
     with caplog.at_level(logging.WARNING, "footplate"):
-        _, made = fitted(trainer, epochs=3, accelerator="xla", enable_checkpointing=False)
+        _, made = fitted(make_trainer, epochs=3, accelerator="xla", enable_checkpointing=False)
     again = [record.getMessage() for record in caplog.records if "compiled again" in record.getMessage()]
     assert len(again) == 2  # training and validation, for their last batches
     assert "Steady.training_step was compiled again (program 2" in again[0]
@@ -193,7 +199,7 @@ def test_another_form_of_batch_compiles_once_more_and_says_so(trainer, caplog):
     assert len(made.step.compilations) == 4
 
 
-def test_an_attribute_that_a_hook_changes_counts_from_then_on(trainer, caplog):
+def test_an_attribute_that_a_hook_changes_counts_from_then_on(make_trainer, caplog):
     class Scaled(Steady):
         def __init__(self):
             super().__init__()
@@ -209,24 +215,24 @@ def test_an_attribute_that_a_hook_changes_counts_from_then_on(trainer, caplog):
         runs = []
         for name in ("cpu", "xla"):
             torch.manual_seed(0)
-            runs.append(fitted(trainer, Scaled(), rows=50, accelerator=name, enable_checkpointing=False)[0])
+            runs.append(fitted(make_trainer, Scaled(), rows=50, accelerator=name, enable_checkpointing=False)[0])
     assert worst(runs[1], runs[0]) < 1e-5
     assert "self.scale was 1.0 when the step was captured and is 0.5 now" in caplog.text
 
 
-def test_a_parameter_that_is_frozen_on_the_way_stays(trainer):
+def test_a_parameter_that_is_frozen_on_the_way_stays(make_trainer):
     class Freezes(fp.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
             pl_module.net[0].weight.requires_grad_(trainer.current_epoch == 0)
             self.then = pl_module.net[0].weight.detach().clone()
 
     callback = Freezes()
-    model, _ = fitted(trainer, accelerator="xla", rows=50, callbacks=[callback], enable_checkpointing=False)
+    model, _ = fitted(make_trainer, accelerator="xla", rows=50, callbacks=[callback], enable_checkpointing=False)
     assert torch.equal(model.net[0].weight, callback.then)
 
 
 @pytest.mark.slow
-def test_a_setting_of_the_optimizer_that_changes_in_every_step_is_refused(trainer):
+def test_a_setting_of_the_optimizer_that_changes_in_every_step_is_refused(make_trainer):
     class Decays(torch.optim.lr_scheduler.StepLR):
         def step(self, *args):
             super().step(*args)
@@ -239,7 +245,7 @@ def test_a_setting_of_the_optimizer_that_changes_in_every_step_is_refused(traine
             return [optimizer], [{"scheduler": Decays(optimizer, 1), "interval": "step"}]
 
     with pytest.raises(fp.ConfigError, match=r"compiled 9 times.* weight_decay of SGD's group 0 was"):
-        fitted(trainer, Decaying(), rows=200, accelerator="xla", enable_checkpointing=False)
+        fitted(make_trainer, Decaying(), rows=200, accelerator="xla", enable_checkpointing=False)
 
 
 class Predicts(Steady):
@@ -249,10 +255,10 @@ class Predicts(Steady):
 
 
 @pytest.mark.parametrize("devices", [1, 8])
-def test_predictions_become_the_table_that_eager_torch_gives(devices, trainer, tmp_path):
+def test_predictions_become_the_table_that_eager_torch_gives(devices, make_trainer, tmp_path):
     torch.manual_seed(0)
     model = Predicts().eval()
-    table = trainer(accelerator="xla", devices=devices).predict(
+    table = make_trainer(accelerator="xla", devices=devices).predict(
         model, loader(47, 16, shuffle=False), output=tmp_path / "out"
     )
     read = table.head(100)
@@ -262,21 +268,21 @@ def test_predictions_become_the_table_that_eager_torch_gives(devices, trainer, t
     torch.testing.assert_close(torch.tensor(read["logits"].to_pylist()), expected)
 
 
-def test_validation_and_testing_stand_by_themselves(trainer):
+def test_validation_and_testing_stand_by_themselves(make_trainer):
     torch.manual_seed(0)
     model = Steady()
     for stage in ("validate", "test"):
         results = [
-            getattr(trainer(accelerator=name, devices=devices), stage)(model, loader(35, shuffle=False))[0]
+            getattr(make_trainer(accelerator=name, devices=devices), stage)(model, loader(35, shuffle=False))[0]
             for name, devices in (("cpu", 1), ("xla", 2))
         ]
         assert results[1] == pytest.approx(results[0], rel=1e-5)
 
 
-def test_parameters_in_bfloat16_learn_as_with_eager_torch(trainer):
+def test_parameters_in_bfloat16_learn_as_with_eager_torch(make_trainer):
     ends = []
     for name in ("cpu", "xla"):
-        _, made = fitted(trainer, accelerator=name, precision="bf16-true", enable_checkpointing=False)
+        _, made = fitted(make_trainer, accelerator=name, precision="bf16-true", enable_checkpointing=False)
         assert made.module.net[0].weight.dtype == torch.bfloat16
         ends.append(float(made.callback_metrics["train_loss_epoch"]))
     assert ends[1] == pytest.approx(ends[0], rel=0.05)
@@ -288,13 +294,13 @@ class Normed(Steady):
         self.net.insert(1, nn.BatchNorm1d(16))
 
 
-def test_batch_norm_that_is_synchronised_sees_the_whole_batch(trainer):
+def test_batch_norm_that_is_synchronised_sees_the_whole_batch(make_trainer):
     found = []
     for name, kwargs in (("cpu", {}), ("xla", {"devices": 4, "sync_batchnorm": True})):
         torch.manual_seed(0)
         found.append(
             fitted(
-                trainer, Normed(), rows=96, batch_size=16, accelerator=name, precision="64-true",
+                make_trainer, Normed(), rows=96, batch_size=16, accelerator=name, precision="64-true",
                 enable_checkpointing=False, **kwargs,
             )[0]
         )  # fmt: skip
@@ -302,7 +308,7 @@ def test_batch_norm_that_is_synchronised_sees_the_whole_batch(trainer):
 
 
 @pytest.mark.slow
-def test_a_lightning_module_trains_as_it_is(trainer):
+def test_a_lightning_module_trains_as_it_is(make_trainer):
     from lightning.pytorch import LightningModule
 
     class Theirs(LightningModule):
@@ -324,7 +330,7 @@ def test_a_lightning_module_trains_as_it_is(trainer):
     ends = []
     for name in ("cpu", "xla"):
         torch.manual_seed(0)
-        _, made = fitted(trainer, Theirs(), accelerator=name, enable_checkpointing=False)
+        _, made = fitted(make_trainer, Theirs(), accelerator=name, enable_checkpointing=False)
         ends.append({name: float(value) for name, value in made.callback_metrics.items()})
     assert ends[1] == pytest.approx(ends[0], rel=1e-4)
 

@@ -19,15 +19,15 @@ from footplate.training.multi_step import next_chunk, rates_ahead
 from step.xla.trained import Steady, equal
 
 
-def run(trainer, root, model, steps, **kwargs):
+def run(make_trainer, root, model, steps, **kwargs):
     """Two epochs with every event that may come between two steps."""
     saver = fp.ModelCheckpoint(every_n_train_steps=5, save_top_k=-1)
-    made = trainer(
+    trainer = make_trainer(
         accelerator="xla", precision="64-true", iterations_per_loop=steps, log_every_n_steps=3, val_check_interval=7,
         callbacks=[saver, fp.LearningRateMonitor()], logger=fp.CSV(), default_root_dir=root, **kwargs,
     )  # fmt: skip
-    made.fit(model, loader(240), loader(20, shuffle=False))
-    return made, saver
+    trainer.fit(model, loader(240), loader(20, shuffle=False))
+    return trainer, saver
 
 
 class Falling(Classifier):
@@ -41,14 +41,14 @@ class Falling(Classifier):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_several_steps_in_a_call_are_bit_for_bit_those_of_single_calls(devices, trainer, tmp_path):
+def test_several_steps_in_a_call_are_bit_for_bit_those_of_single_calls(devices, make_trainer, tmp_path):
     torch.manual_seed(0)
     initial = Falling().state_dict()
     ends = []
     for steps in (1, 4):
         model = Falling()
         model.load_state_dict(initial)
-        made, saver = run(trainer, tmp_path / str(steps), model, steps, devices=devices, max_steps=45)
+        made, saver = run(make_trainer, tmp_path / str(steps), model, steps, devices=devices, max_steps=45)
         state = checkpoint.load(checkpoint.newest([saver.dirpath]))
         kept = {key: state[key] for key in ("state_dict", "optimizer_states", "lr_schedulers", "progress")}
         kept["progress"].pop("seconds")
@@ -60,7 +60,7 @@ def test_several_steps_in_a_call_are_bit_for_bit_those_of_single_calls(devices, 
 
 
 @pytest.mark.parametrize("what", ["hook", "plateau", "lr_scheduler_step"])
-def test_steps_are_made_one_by_one_where_something_comes_between_them(what, trainer, caplog):
+def test_steps_are_made_one_by_one_where_something_comes_between_them(what, make_trainer, caplog):
     class Looks(Steady):
         pass
 
@@ -82,15 +82,15 @@ def test_steps_are_made_one_by_one_where_something_comes_between_them(what, trai
         "lr_scheduler_step": ("lr_scheduler_step", noted, "Looks overrides lr_scheduler_step()"),
     }[what]
     setattr(Looks, name, function)
-    made = trainer(accelerator="xla", iterations_per_loop=8, max_epochs=1, log_every_n_steps=1)
+    trainer = make_trainer(accelerator="xla", iterations_per_loop=8, max_epochs=1, log_every_n_steps=1)
     with caplog.at_level(logging.WARNING, "footplate"):
-        made.fit(Looks(), loader(80))
+        trainer.fit(Looks(), loader(80))
     assert f"iterations_per_loop=8: one step at a time, since {said}" in caplog.text
-    assert made.global_step == 8
-    assert {one.steps for one in made.step.compilations} == {1}
+    assert trainer.global_step == 8
+    assert {one.steps for one in trainer.step.compilations} == {1}
 
 
-def test_the_steps_of_a_call_are_stopped_and_saved_after_it(trainer):
+def test_the_steps_of_a_call_are_stopped_and_saved_after_it(make_trainer):
     """A signal in the middle of a call: the call finishes, and the checkpoint has the state after it."""
     import signal
 
@@ -102,10 +102,10 @@ def test_the_steps_of_a_call_are_stopped_and_saved_after_it(trainer):
                 signal.raise_signal(signal.SIGTERM)
 
     Sends.__module__ = "footplate.callbacks.early_stopping"
-    made = trainer(accelerator="xla", iterations_per_loop=4, callbacks=Sends(), val_check_interval=None)
+    trainer = make_trainer(accelerator="xla", iterations_per_loop=4, callbacks=Sends(), val_check_interval=None)
     with pytest.raises(SystemExit):
-        made.fit(Steady(), loader(200))
-    meta = checkpoint.read_meta(checkpoint.newest([made.checkpoint_callback.dirpath]))
+        trainer.fit(Steady(), loader(200))
+    meta = checkpoint.read_meta(checkpoint.newest([trainer.checkpoint_callback.dirpath]))
     assert meta["global_step"] == meta["batches"] == 8
 
 

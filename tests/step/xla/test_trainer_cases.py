@@ -17,16 +17,16 @@ from step.xla.trained import Steady, worst
 ROWS = 37  # three batches of 10 and one of 7
 
 
-def fitted(trainer, accelerator, kind, callbacks=(), val=None, rows=ROWS, **given):
+def fitted(make_trainer, accelerator, kind, callbacks=(), val=None, rows=ROWS, **given):
     torch.manual_seed(0)
     model = kind()
     torch.manual_seed(0)
-    made = trainer(
+    trainer = make_trainer(
         **{"accelerator": accelerator, "precision": "64-true", "callbacks": [one() for one in callbacks],
            "enable_checkpointing": False, **given},
     )  # fmt: skip
-    made.fit(model, loader(rows), loader(20, shuffle=False) if val is None else val)
-    return made
+    trainer.fit(model, loader(rows), loader(20, shuffle=False) if val is None else val)
+    return trainer
 
 
 def alike(trainer, kind, devices=1, xla=None, **given):
@@ -58,8 +58,8 @@ class Skips(Normed):
 
 
 @pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_batch_that_is_skipped_is_no_step_and_ends_its_window(window, trainer):
-    alike(trainer, Skips, accumulate_grad_batches=window)
+def test_a_batch_that_is_skipped_is_no_step_and_ends_its_window(window, make_trainer):
+    alike(make_trainer, Skips, accumulate_grad_batches=window)
 
 
 class NormOfGradients(Steady):
@@ -69,13 +69,13 @@ class NormOfGradients(Steady):
 
 
 @pytest.mark.slow
-def test_hooks_log_what_they_make_of_gradients_on_several_devices_too(trainer):
-    alike(trainer, NormOfGradients, devices=2, accumulate_grad_batches=3)
+def test_hooks_log_what_they_make_of_gradients_on_several_devices_too(make_trainer):
+    alike(make_trainer, NormOfGradients, devices=2, accumulate_grad_batches=3)
 
 
 @pytest.mark.slow
-def test_batch_norm_that_is_synchronised_sees_all_rows_of_an_odd_batch_and_inside_windows(trainer):
-    alike(trainer, Normed, devices=2, xla={"sync_batchnorm": True}, accumulate_grad_batches=3)
+def test_batch_norm_that_is_synchronised_sees_all_rows_of_an_odd_batch_and_inside_windows(make_trainer):
+    alike(make_trainer, Normed, devices=2, xla={"sync_batchnorm": True}, accumulate_grad_batches=3)
 
 
 class ByLoader(Steady):
@@ -85,8 +85,8 @@ class ByLoader(Steady):
 
 
 @pytest.mark.parametrize("loaders", [1, 2])
-def test_a_validation_step_knows_its_loader(loaders, trainer):
-    alike(trainer, ByLoader, val=[loader(20, shuffle=False), loader(15, 5, shuffle=False)][:loaders])
+def test_a_validation_step_knows_its_loader(loaders, make_trainer):
+    alike(make_trainer, ByLoader, val=[loader(20, shuffle=False), loader(15, 5, shuffle=False)][:loaders])
 
 
 class Deep(Steady):
@@ -104,8 +104,8 @@ class Deep(Steady):
         self.net.scale = self.scales[0] = self.hparams.scale = 1 / (1 + self.current_epoch)
 
 
-def test_numbers_in_submodules_lists_and_hyperparameters_count_when_they_change(trainer):
-    alike(trainer, Deep)
+def test_numbers_in_submodules_lists_and_hyperparameters_count_when_they_change(make_trainer):
+    alike(make_trainer, Deep)
 
 
 class Annealed(Steady):
@@ -122,9 +122,9 @@ class Annealed(Steady):
         self.weight = 1.0 / (1 + self.global_step)
 
 
-def test_a_number_that_changes_in_every_step_is_an_input_from_its_first_change_on(trainer, caplog):
+def test_a_number_that_changes_in_every_step_is_an_input_from_its_first_change_on(make_trainer, caplog):
     with caplog.at_level(logging.WARNING, "footplate"):
-        _, made = alike(trainer, Annealed, rows=150)
+        _, made = alike(make_trainer, Annealed, rows=150)
     trained = [one for one in made.step.compilations if "training_step" in one.name]
     assert len(trained) <= 3
     assert "self.weight was 1.0 when the step was captured and is 0.5 now; read at" in caplog.text
@@ -136,8 +136,8 @@ class Chooses(Annealed):
 
 
 @pytest.mark.slow
-def test_a_number_by_which_the_step_decides_has_a_program_for_each_way(trainer):
-    _, made = alike(trainer, Chooses, rows=150)
+def test_a_number_by_which_the_step_decides_has_a_program_for_each_way(make_trainer):
+    _, made = alike(make_trainer, Chooses, rows=150)
     assert len([one for one in made.step.compilations if "training_step" in one.name]) <= 4
 
 
@@ -147,9 +147,9 @@ class Spells(Annealed):
 
 
 @pytest.mark.slow
-def test_a_number_that_can_only_be_a_constant_may_not_change_for_ever(trainer):
+def test_a_number_that_can_only_be_a_constant_may_not_change_for_ever(make_trainer):
     with pytest.raises(fp.ConfigError, match=r"compiled 9 times.*self\.weight was"):
-        fitted(trainer, "xla", Spells, rows=150)
+        fitted(make_trainer, "xla", Spells, rows=150)
 
 
 class Cycles(Steady):
@@ -160,8 +160,8 @@ class Cycles(Steady):
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_one_cycle_moves_the_momentum_without_another_program(steps, trainer):
-    _, made = alike(trainer, Cycles, rows=160, xla={"iterations_per_loop": steps})
+def test_one_cycle_moves_the_momentum_without_another_program(steps, make_trainer):
+    _, made = alike(make_trainer, Cycles, rows=160, xla={"iterations_per_loop": steps})
     assert len([one for one in made.step.compilations if "training_step" in one.name]) == 1
 
 
@@ -171,15 +171,17 @@ class Raises(fp.Callback):
             raise ArithmeticError
 
 
-def test_after_an_exception_in_a_callback_the_module_has_the_weights_of_the_last_step(trainer, tmp_path):
+def test_after_an_exception_in_a_callback_the_module_has_the_weights_of_the_last_step(make_trainer, tmp_path):
     models = []
     for name in ("cpu", "xla"):
         torch.manual_seed(0)
         models.append(Steady())
-        made = trainer(accelerator=name, precision="64-true", callbacks=Raises(), default_root_dir=tmp_path / name)
+        trainer = make_trainer(
+            accelerator=name, precision="64-true", callbacks=Raises(), default_root_dir=tmp_path / name
+        )
         torch.manual_seed(0)
         with pytest.raises(ArithmeticError):
-            made.fit(models[-1], loader(ROWS))
+            trainer.fit(models[-1], loader(ROWS))
     assert worst(models[1], models[0]) < 1e-6
 
 
@@ -205,9 +207,9 @@ class SetsRates(fp.Callback):
             group["lr"] = 0.1 / (1 + trainer.global_step)
 
 
-def test_buffers_frozen_parameters_averaged_weights_and_rates_that_a_callback_sets(trainer):
+def test_buffers_frozen_parameters_averaged_weights_and_rates_that_a_callback_sets(make_trainer):
     _, made = alike(
-        trainer, Buffered, devices=2, callbacks=[SetsRates, lambda: fp.EMAWeightAveraging(0.5)], val_check_interval=3,
+        make_trainer, Buffered, devices=2, callbacks=[SetsRates, lambda: fp.EMAWeightAveraging(0.5)], val_check_interval=3,
     )  # fmt: skip
     assert int(made.module.steps) == 8
 
@@ -226,8 +228,8 @@ class Teacher(Steady):
         return loss + F.mse_loss(self(batch[0]), self.teacher(batch[0].flatten(1)))
 
 
-def test_parameters_that_are_given_new_data_have_it(trainer):
-    alike(trainer, Teacher, devices=2)
+def test_parameters_that_are_given_new_data_have_it(make_trainer):
+    alike(make_trainer, Teacher, devices=2)
 
 
 class Sharper(Steady):
@@ -246,8 +248,8 @@ class Sharper(Steady):
             self.criterion = F.multi_margin_loss
 
 
-def test_an_exchanged_layer_or_loss_counts(trainer):
-    alike(trainer, Sharper)
+def test_an_exchanged_layer_or_loss_counts(make_trainer):
+    alike(make_trainer, Sharper)
 
 
 class Counts(Steady):
@@ -262,8 +264,8 @@ class Counts(Steady):
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_sums_and_extremes_are_those_of_all_rows_on_several_devices(devices, trainer):
-    alike(trainer, Counts, devices=devices)
+def test_sums_and_extremes_are_those_of_all_rows_on_several_devices(devices, make_trainer):
+    alike(make_trainer, Counts, devices=devices)
 
 
 class Answers(Steady):
@@ -274,8 +276,8 @@ class Answers(Steady):
         self.log("seen", outputs["loss"], on_epoch=True)
 
 
-def test_a_hook_is_given_the_loss_as_the_step_returned_it(trainer):
-    alike(trainer, Answers)
+def test_a_hook_is_given_the_loss_as_the_step_returned_it(make_trainer):
+    alike(make_trainer, Answers)
 
 
 class Gaussian(Steady):
@@ -284,9 +286,9 @@ class Gaussian(Steady):
         return torch.distributions.kl_divergence(spread, torch.distributions.Normal(0.0, 2.0)).mean()
 
 
-def test_distributions_are_captured_without_looking_at_their_arguments(trainer, monkeypatch):
+def test_distributions_are_captured_without_looking_at_their_arguments(make_trainer, monkeypatch):
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile ends it
-    alike(trainer, Gaussian)
+    alike(make_trainer, Gaussian)
     with pytest.raises(ValueError, match="found invalid values"):
         torch.distributions.Normal(0.0, -1.0)
 
@@ -300,5 +302,5 @@ class Weighs(Steady):
         self.log("val_loss", (F.cross_entropy(self(batch[0]), batch[1], reduction="none") * counts).mean())
 
 
-def test_an_evaluation_may_compare_tensors_that_it_makes(trainer):
-    alike(trainer, Weighs)
+def test_an_evaluation_may_compare_tensors_that_it_makes(make_trainer):
+    alike(make_trainer, Weighs)

@@ -22,12 +22,12 @@ def batches(rows=45, size=10):
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
-def fitted(trainer, model=None, data=None, val=None, **given):
+def fitted(make_trainer, model=None, data=None, val=None, **given):
     torch.manual_seed(0)
     model = Steady() if model is None else model
-    made = trainer(**{"accelerator": "xla", "precision": "64-true", **given})
-    made.fit(model, batches() if data is None else data, [batches(20)] if val is None else val)
-    return made
+    trainer = make_trainer(**{"accelerator": "xla", "precision": "64-true", **given})
+    trainer.fit(model, batches() if data is None else data, [batches(20)] if val is None else val)
+    return trainer
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def placing(monkeypatch):
     return threads
 
 
-def test_batches_are_put_onto_the_mesh_by_a_thread_ahead_of_their_step(placing, trainer):
-    found = fitted(trainer, devices=2)
+def test_batches_are_put_onto_the_mesh_by_a_thread_ahead_of_their_step(placing, make_trainer):
+    found = fitted(make_trainer, devices=2)
     assert {name for stage, name in placing if stage == "training"} == {"footplate-prefetch"}
     assert len([stage for stage, _ in placing if stage == "training"]) == 10
     assert ("validation", "footplate-prefetch") in placing
-    assert worst(found.module, fitted(trainer, accelerator="cpu").module) < 1e-6
+    assert worst(found.module, fitted(make_trainer, accelerator="cpu").module) < 1e-6
 
 
 class Mixes(fp.Callback):
@@ -63,20 +63,20 @@ class Halves(Steady):
 
 
 @pytest.mark.parametrize("who", ["callback", "module"])
-def test_a_batch_that_a_hook_changes_before_its_step_is_not_put_there_before(who, placing, trainer):
+def test_a_batch_that_a_hook_changes_before_its_step_is_not_put_there_before(who, placing, make_trainer):
     callbacks, kind = ([Mixes], Steady) if who == "callback" else ([], Halves)
     ends = []
     for name in ("cpu", "xla"):
         torch.manual_seed(0)
-        made = fitted(trainer, kind(), accelerator=name, callbacks=[one() for one in callbacks], max_epochs=1)
+        made = fitted(make_trainer, kind(), accelerator=name, callbacks=[one() for one in callbacks], max_epochs=1)
         ends.append(made.module)
     assert {name for stage, name in placing if stage == "training"} == {"MainThread"}
     assert worst(ends[1], ends[0]) < 1e-6
 
 
-def test_the_time_that_the_devices_waited_for_batches_is_reported(trainer, tmp_path):
+def test_the_time_that_the_devices_waited_for_batches_is_reported(make_trainer, tmp_path):
     made = fitted(
-        trainer, callbacks=fp.DataWaitMonitor(), logger=fp.CSV(), log_every_n_steps=2, default_root_dir=tmp_path,
+        make_trainer, callbacks=fp.DataWaitMonitor(), logger=fp.CSV(), log_every_n_steps=2, default_root_dir=tmp_path,
     )  # fmt: skip
     assert 0 <= float(made.callback_metrics["data_wait"]) <= 1
 
@@ -114,13 +114,13 @@ Sizes.__module__ = "footplate.callbacks.early_stopping"
 
 
 @pytest.mark.slow
-def test_weights_in_parts_train_like_whole_ones_on_one_device(trainer, tmp_path):
+def test_weights_in_parts_train_like_whole_ones_on_one_device(make_trainer, tmp_path):
     """Odd batches, BatchNorm over the whole batch, windows. The checkpoint is an ordinary one, and the CPU continues it."""
     ends, states, sizes = [], [], Sizes()
     for name, given in (("cpu", {}), ("xla", {"devices": 4, "strategy": "fsdp", "callbacks": sizes})):
         torch.manual_seed(0)
         made = fitted(
-            trainer, Wide(), batches(46, 8), accelerator=name, gradient_clip_val=0.5, accumulate_grad_batches=2,
+            make_trainer, Wide(), batches(46, 8), accelerator=name, gradient_clip_val=0.5, accumulate_grad_batches=2,
             default_root_dir=tmp_path / name, **given,
         )  # fmt: skip
         ends.append(made.module)
@@ -133,6 +133,6 @@ def test_weights_in_parts_train_like_whole_ones_on_one_device(trainer, tmp_path)
     assert sizes.parts["params", "net.3.bias"] == 1
 
 
-def test_a_loader_that_works_in_the_steps_thread_is_not_read_ahead(placing, trainer):
-    fitted(trainer, data=loader(20), val=loader(10), max_epochs=1)
+def test_a_loader_that_works_in_the_steps_thread_is_not_read_ahead(placing, make_trainer):
+    fitted(make_trainer, data=loader(20), val=loader(10), max_epochs=1)
     assert {name for _, name in placing} == {"MainThread"}

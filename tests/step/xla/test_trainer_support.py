@@ -41,23 +41,23 @@ def test_devices_are_virtual_ones_of_the_cpu(devices, found):
     assert XLA().parse_devices(devices) == found
 
 
-def test_one_process_drives_all_devices(trainer):
-    made = trainer(accelerator="xla", devices=8)
-    assert made.device_ids == list(range(8))
-    assert not made.run.placement.starts_ranks
-    assert made.world.size == made.ranks_asked == 1
+def test_one_process_drives_all_devices(make_trainer):
+    trainer = make_trainer(accelerator="xla", devices=8)
+    assert trainer.device_ids == list(range(8))
+    assert not trainer.run.placement.starts_ranks
+    assert trainer.world.size == trainer.ranks_asked == 1
 
 
-def test_a_step_runs_on_the_device_that_was_asked_for(trainer):
-    made = trainer(accelerator="xla", devices=[5], max_epochs=1)
+def test_a_step_runs_on_the_device_that_was_asked_for(make_trainer):
+    trainer = make_trainer(accelerator="xla", devices=[5], max_epochs=1)
     devices = []
 
     class Looks(fp.Callback):
         def on_validation_batch_end(self, trainer, *_):
             devices.extend(device.id for device in trainer.step._mesh.devices)
 
-    made.callbacks = made.own_callbacks = [*made.own_callbacks, Looks()]
-    made.fit(Steady(), loader(20), loader(10))
+    trainer.callbacks = trainer.own_callbacks = [*trainer.own_callbacks, Looks()]
+    trainer.fit(Steady(), loader(20), loader(10))
     assert set(devices) == {5}
 
 
@@ -131,24 +131,24 @@ def test_programs_are_kept_beside_other_caches():
         ("iterations_per_loop", 0),
     ],
 )  # fmt: skip
-def test_an_argument_that_means_nothing_with_xla_is_refused_by_name(argument, value, trainer):
+def test_an_argument_that_means_nothing_with_xla_is_refused_by_name(argument, value, make_trainer):
     with pytest.raises(fp.ConfigError, match=f"{argument}=.?{value}"):
-        trainer(**{"accelerator": "xla", "devices": 2, argument: value})
+        make_trainer(**{"accelerator": "xla", "devices": 2, argument: value})
 
 
 @pytest.mark.filterwarnings("ignore:XLA_USE_BF16")
-def test_the_older_variable_for_bfloat16_holds(trainer, monkeypatch):
+def test_the_older_variable_for_bfloat16_holds(make_trainer, monkeypatch):
     monkeypatch.setenv("XLA_USE_BF16", "1")
-    assert trainer(accelerator="xla").precision.name == "bf16-true"
-    assert trainer(accelerator="xla", precision="bf16-mixed").precision.name == "bf16-mixed"
+    assert make_trainer(accelerator="xla").precision.name == "bf16-true"
+    assert make_trainer(accelerator="xla", precision="bf16-mixed").precision.name == "bf16-mixed"
 
 
-def test_several_steps_in_a_call_are_for_xla_alone(trainer):
+def test_several_steps_in_a_call_are_for_xla_alone(make_trainer):
     with pytest.raises(fp.ConfigError, match=r'iterations_per_loop=4: accelerator="cpu" runs step by step'):
-        trainer(accelerator="cpu", iterations_per_loop=4)
+        make_trainer(accelerator="cpu", iterations_per_loop=4)
 
 
-def test_a_module_that_takes_the_sequence_into_its_own_hands_is_refused(trainer):
+def test_a_module_that_takes_the_sequence_into_its_own_hands_is_refused(make_trainer):
     class Two(Steady):
         def configure_optimizers(self):
             return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
@@ -171,13 +171,13 @@ def test_a_module_that_takes_the_sequence_into_its_own_hands_is_refused(trainer)
         (OwnMode(), [], r"OwnMode overrides on_validation_model_eval\(\)"),
         (Steady(), [Sees()], r"Sees overrides on_after_backward\(\)"),
     ):
-        made = trainer(accelerator="xla", callbacks=callbacks)
+        trainer = make_trainer(accelerator="xla", callbacks=callbacks)
         with pytest.raises(fp.ConfigError, match=said):
-            made.fit(model, loader())
-        assert made.global_step == 0
+            trainer.fit(model, loader())
+        assert trainer.global_step == 0
 
 
-def test_a_step_that_cannot_be_captured_is_refused_with_its_line_and_leaves_the_weights(trainer):
+def test_a_step_that_cannot_be_captured_is_refused_with_its_line_and_leaves_the_weights(make_trainer):
     class Branches(Steady):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
@@ -186,18 +186,18 @@ def test_a_step_that_cannot_be_captured_is_refused_with_its_line_and_leaves_the_
     model = Branches()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(CaptureError, match=r"return loss if loss > 1 else 2 \* loss"):
-        trainer(accelerator="xla").fit(model, loader())
+        make_trainer(accelerator="xla").fit(model, loader())
     assert equal(dict(model.state_dict()), before)
 
 
-def test_a_batch_whose_rows_cannot_be_told_is_not_split(trainer):
+def test_a_batch_whose_rows_cannot_be_told_is_not_split(make_trainer):
     class Odd(Steady):
         def training_step(self, batch, batch_idx):
             return super().training_step(batch["rows"], batch_idx)
 
     batches = [{"rows": (torch.randn(4, 8), torch.zeros(4, dtype=torch.long)), "table": torch.zeros(3, 2)}] * 2
     with pytest.raises(fp.DataError, match=r"\(4, 8\), \(4,\), \(3, 2\) can't be split over several devices"):
-        trainer(accelerator="xla", devices=2, max_epochs=1).fit(Odd(), batches)
+        make_trainer(accelerator="xla", devices=2, max_epochs=1).fit(Odd(), batches)
 
 
 class Named(Steady):
@@ -211,16 +211,16 @@ class Reads(Named):
         return super().training_step(batch, batch_idx)
 
 
-def test_text_in_a_batch_is_left_out_and_a_step_that_reads_it_is_refused(trainer):
+def test_text_in_a_batch_is_left_out_and_a_step_that_reads_it_is_refused(make_trainer):
     x, y = torch.randn(4, 8), torch.zeros(4, dtype=torch.long)
     batches = [{"x": x, "y": y, "name": ["a", "b", "c", "d"], "row": 7}] * 3
-    made = trainer(accelerator="xla", devices=2, max_epochs=1)
-    made.fit(Named(), batches)
-    assert made.global_step == 3
+    trainer = make_trainer(accelerator="xla", devices=2, max_epochs=1)
+    trainer.fit(Named(), batches)
+    assert trainer.global_step == 3
     with pytest.raises(fp.ConfigError, match=r'Reads reads batch\["name"\], which holds no tensors'):
-        trainer(accelerator="xla", max_epochs=1).fit(Reads(), batches)
+        make_trainer(accelerator="xla", max_epochs=1).fit(Reads(), batches)
     with pytest.raises(fp.DataError, match="a batch holds 'a': a compiled step takes only tensors"):
-        trainer(accelerator="xla", max_epochs=1).fit(Steady(), [(x, y, ["a"])])
+        make_trainer(accelerator="xla", max_epochs=1).fit(Steady(), [(x, y, ["a"])])
 
 
 KILLED = """

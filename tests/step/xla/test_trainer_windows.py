@@ -52,11 +52,11 @@ class Unsized:
         return iter(loader(115, shuffle=False))
 
 
-def fitted(trainer, accelerator, model, data=None, ckpt_path=None, **given):
+def fitted(make_trainer, accelerator, model, data=None, ckpt_path=None, **given):
     torch.manual_seed(0)
-    made = trainer(**{"accelerator": accelerator, "precision": "64-true", "max_epochs": 2, **given})
-    made.fit(model, loader(115) if data is None else data, loader(20, shuffle=False), ckpt_path=ckpt_path)
-    return made
+    trainer = make_trainer(**{"accelerator": accelerator, "precision": "64-true", "max_epochs": 2, **given})
+    trainer.fit(model, loader(115) if data is None else data, loader(20, shuffle=False), ckpt_path=ckpt_path)
+    return trainer
 
 
 def new(kind):
@@ -65,16 +65,16 @@ def new(kind):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_accumulated_batches_are_those_of_eager_torch(devices, trainer):
-    wanted = fitted(trainer, "cpu", new(Steady), accumulate_grad_batches=5, gradient_clip_val=0.5)
+def test_accumulated_batches_are_those_of_eager_torch(devices, make_trainer):
+    wanted = fitted(make_trainer, "cpu", new(Steady), accumulate_grad_batches=5, gradient_clip_val=0.5)
     found = fitted(
-        trainer, "xla", new(Steady), accumulate_grad_batches=5, gradient_clip_val=0.5, devices=devices,
+        make_trainer, "xla", new(Steady), accumulate_grad_batches=5, gradient_clip_val=0.5, devices=devices,
     )  # fmt: skip
     assert found.global_step == wanted.global_step == 6  # two windows of five batches and one of two, twice
     assert worst(found.module, wanted.module) < 1e-6
 
 
-def test_a_run_that_was_cut_off_in_a_window_is_continued_there_and_on_other_hardware(trainer, tmp_path):
+def test_a_run_that_was_cut_off_in_a_window_is_continued_there_and_on_other_hardware(make_trainer, tmp_path):
     class PowerCut(BaseException):
         pass
 
@@ -86,7 +86,7 @@ def test_a_run_that_was_cut_off_in_a_window_is_continued_there_and_on_other_hard
     def run(accelerator, root, callbacks=(), ckpt_path=None):
         saves = fp.ModelCheckpoint(every_n_epochs=1, save_top_k=-1, save_last=True)
         return fitted(
-            trainer, accelerator, new(Steady), accumulate_grad_batches=5, val_check_interval=7,
+            make_trainer, accelerator, new(Steady), accumulate_grad_batches=5, val_check_interval=7,
             default_root_dir=tmp_path / root, callbacks=[*callbacks, saves], ckpt_path=ckpt_path,
         )  # fmt: skip
 
@@ -98,29 +98,29 @@ def test_a_run_that_was_cut_off_in_a_window_is_continued_there_and_on_other_hard
         assert worst(run(then, root, ckpt_path="last").module, whole.module) < 1e-6, root
 
 
-def test_an_epoch_of_unknown_length_that_ends_in_a_window_steps_with_what_there_is(trainer):
-    wanted = fitted(trainer, "cpu", new(Steady), Unsized(), accumulate_grad_batches=5)
-    found = fitted(trainer, "xla", new(Steady), Unsized(), accumulate_grad_batches=5)
+def test_an_epoch_of_unknown_length_that_ends_in_a_window_steps_with_what_there_is(make_trainer):
+    wanted = fitted(make_trainer, "cpu", new(Steady), Unsized(), accumulate_grad_batches=5)
+    found = fitted(make_trainer, "xla", new(Steady), Unsized(), accumulate_grad_batches=5)
     assert found.global_step == wanted.global_step == 6
     assert worst(found.module, wanted.module) < 1e-6
 
 
-def test_two_optimizers_by_hand_are_those_of_eager_torch(trainer):
-    wanted, found = (fitted(trainer, name, new(ByHand)) for name in ("cpu", "xla"))
+def test_two_optimizers_by_hand_are_those_of_eager_torch(make_trainer):
+    wanted, found = (fitted(make_trainer, name, new(ByHand)) for name in ("cpu", "xla"))
     assert found.global_step == wanted.global_step == 48
     assert worst(found.module, wanted.module) < 1e-6
 
 
-def test_a_backward_pass_and_clipping_of_the_modules_own_are_compiled(trainer):
-    wanted, found = (fitted(trainer, name, new(Clips)) for name in ("cpu", "xla"))
+def test_a_backward_pass_and_clipping_of_the_modules_own_are_compiled(make_trainer):
+    wanted, found = (fitted(make_trainer, name, new(Clips)) for name in ("cpu", "xla"))
     assert worst(found.module, wanted.module) < 1e-6
 
 
-def test_mixed_precision_is_near_that_of_eager_torch_and_keeps_weights_in_single(trainer):
-    runs = [fitted(trainer, name, new(Steady), precision="bf16-mixed") for name in ("cpu", "xla")]
+def test_mixed_precision_is_near_that_of_eager_torch_and_keeps_weights_in_single(make_trainer):
+    runs = [fitted(make_trainer, name, new(Steady), precision="bf16-mixed") for name in ("cpu", "xla")]
     losses = [float(made.callback_metrics["train_loss_epoch"]) for made in runs]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
-    full = float(fitted(trainer, "xla", new(Steady), precision="32-true").callback_metrics["train_loss_epoch"])
+    full = float(fitted(make_trainer, "xla", new(Steady), precision="32-true").callback_metrics["train_loss_epoch"])
     assert 0 < abs(full - losses[1]) < 0.02 * full
     assert all(parameter.dtype == torch.float32 for parameter in runs[1].module.parameters())
 
@@ -129,7 +129,7 @@ def test_mixed_precision_is_near_that_of_eager_torch_and_keeps_weights_in_single
     ("given", "kind", "said"),
     [({"accumulate_grad_batches": 4}, Steady, "one step of several batches"), ({}, ByHand, "ByHand optimises by hand")],
 )
-def test_several_steps_in_a_call_are_one_by_one_where_a_step_is_not_a_batch(given, kind, said, trainer, caplog):
-    made = fitted(trainer, "xla", new(kind), iterations_per_loop=4, max_epochs=1, **given)
+def test_several_steps_in_a_call_are_one_by_one_where_a_step_is_not_a_batch(given, kind, said, make_trainer, caplog):
+    made = fitted(make_trainer, "xla", new(kind), iterations_per_loop=4, max_epochs=1, **given)
     assert said in caplog.text
     assert made.step.chunk_size == 1

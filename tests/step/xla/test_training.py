@@ -435,13 +435,13 @@ def adversaries(module: Any) -> list[torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_two_optimizers_by_hand_train_as_in_eager_torch(devices, trainer):
+def test_two_optimizers_by_hand_train_as_in_eager_torch(devices, make_trainer):
     module, batches = made(Adversaries)
     reference = copy.deepcopy(module)
     reference.configure_optimizers = lambda: adversaries(reference)
     with jax.enable_x64(True):
         fit(module, adversaries(module), batches, devices)
-    trainer(max_epochs=1).fit(reference, batches)
+    make_trainer(max_epochs=1).fit(reference, batches)
     assert worst(module, reference) <= 1e-5
     assert capture_training(module, adversaries(module), batches[0]).steps == 2
 
