@@ -83,7 +83,8 @@ def of_share(loader: Any, world: World) -> Any:
     Such a loader takes the process's rank and world size, unless it was given others. With tensor parallelism, several
     ranks have the same share.
     """
-    if not _is_loader(loader) or loader._world is not None or not 1 <= world.size < loader.world.size:
+    # Others may count the rows of ranks as well, but only Footplate's loaders can read those of other ranks.
+    if not hasattr(loader, "beside") or loader._world is not None or not 1 <= world.size < loader.world.size:
         return loader
     own = loader.beside()
     own.world = world

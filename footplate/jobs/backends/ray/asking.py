@@ -27,7 +27,7 @@ ANSWER_S = 120.0
 # A cluster that is away for this long has lost a profile.
 AWAY_S = 60.0
 POLL_S = 0.25
-# An answered question ends within two seconds, but later on a cluster that is busy.
+# An answered question ends at once, but a busy cluster sees that later.
 DELETE_S = 30.0
 _ERRORS = {"state": WrongState, "unavailable": Unavailable, "config": ConfigError}
 
