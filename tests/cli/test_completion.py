@@ -46,6 +46,11 @@ def test_bash_accepts_the_script(script):
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
 
 
+def test_no_option_is_offered_within_itself(script):
+    # The parameter of a class may be an object of the same class, and so on for ever.
+    assert script.stat().st_size < 1_000_000
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -60,7 +60,8 @@ class PackedTable(Table):
         DataError: a column isn't a list of numbers.
     """
 
-    def __init__(self, documents: Table, packing: Packing, cache: str | os.PathLike[str] | None = None) -> None:
+    # For a `Table`, the completion of the command line would offer packed tables of packed tables, 90 MB of them.
+    def __init__(self, documents: Any, packing: Packing, cache: str | os.PathLike[str] | None = None) -> None:
         self.documents, self.packing, self._cache = documents, packing, cache
         self._source = self._packed = PackedSource(documents, packing, cache)
         self._filter, self._splits = None, ()
