@@ -14,7 +14,7 @@ applied.
 
 A layer without a style is whole on every rank of a group. Its gradients are right only if all ranks of the group compute
 the same. A weight that is used on the parts of a cut layer gets other gradients on each rank, and the ranks would train
-different models. The first step compares them.
+different models. The first step of each fit compares them.
 
 Random draws, the position in the data and logged values belong to a group and not to a rank: see `data_world`.
 """
@@ -178,6 +178,7 @@ class ModelParallel(FSDP):
 
     def training_step(self, module: Any) -> Callable[..., Any]:
         step = super().training_step(module)
+        self._compared = False
 
         def call(*arguments: Any) -> Any:
             return _whole_loss(step(*arguments))
