@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from footplate.distributed.loss_sum import divide_gradients
+
 Kind = tuple[Any, tuple[int, ...]]
 
 
@@ -48,18 +50,14 @@ def total_norm(gradients: Iterable[Tensor]) -> Tensor:
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], value: float, algorithm: str) -> None:
     """Clip gradients in place, by their "norm" over all ranks or by "value". All ranks call it."""
+    parameters = list(parameters)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return
-    parts = [local_part(gradient) for gradient in gradients]
     if algorithm == "value":
-        for part in parts:
-            part.clamp_(-value, value)
+        for gradient in gradients:
+            local_part(gradient).clamp_(-value, value)
         return
-    # The formula of torch's clip_grads_with_norm_.
-    factor = (value / (total_norm(gradients) + 1e-6)).clamp(max=1.0)
-    for part in parts:
-        part.mul_(factor.to(part.device))
+    # torch's clip_grads_with_norm_ multiplies by the inverse.
+    divide_gradients(parameters, ((total_norm(gradients) + 1e-6) / value).clamp(min=1.0))
 
 
 def clip_by_torch(parameters: Iterable[nn.Parameter], value: float, algorithm: str) -> None:
