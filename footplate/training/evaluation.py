@@ -176,7 +176,7 @@ def _open_loader(
     # In lockstep, the ranks end together, when the first of them has no batch left.
     if run.parallel.lockstep and not even(loader):
         batches = together(batches, run.group, stage)
-    batches = same_rows(run, loader, batches)
+    batches = same_rows(run, batches)
     if evaluation.profile is not None:
         batches = profiled_batches(batches, evaluation.profile, f"[_EvaluationLoop].{LOADERS[stage]}_next")
     return batches, transfer

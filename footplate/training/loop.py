@@ -130,7 +130,7 @@ class TrainingLoop:
             batches = profiled_batches(batches, profile, "[_TrainingEpochLoop].train_dataloader_next")
         if self._several and not even(loader):
             batches = together(batches, run.group, "training")
-        return batches if ended else same_rows(run, loader, batches)
+        return batches if ended else same_rows(run, batches)
 
     def _train_chunks(
         self,

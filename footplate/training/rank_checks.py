@@ -161,14 +161,12 @@ def check_order(run: Run, loader: Any) -> None:
         check_alike(run.group, {"the order of rows": drawn}, hint, DataError)
 
 
-def same_rows(run: Run, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+def same_rows(run: Run, batches: Iterator[Any]) -> Iterator[Any]:
     """Return the batches of a pass over a loader, whose first batch is compared between the ranks of each share.
 
-    The trainer shares out some loaders, and their rows can only be the same. Any other loader reads what it likes.
+    Every loader is compared. One that the trainer shares out may stand beside one that reads by `RANK`.
     """
-    if run.ranks_of_a_share == 1 or shared_content(loader):
-        return batches
-    return _compared(run, batches)
+    return batches if run.ranks_of_a_share == 1 else _compared(run, batches)
 
 
 def _compared(run: Run, batches: Iterator[Any]) -> Iterator[Any]:

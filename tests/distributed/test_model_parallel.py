@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, pa
 from torch.utils.data import DataLoader
 
 import footplate as fp
+from footplate.distributed.world import World
 
 from .common import Plain, equal, loader, make, same
 
@@ -292,10 +293,26 @@ class Own:
         return iter([torch.stack(texts(8)) + self.rank])
 
 
-def test_ranks_of_a_group_that_read_different_rows_are_refused(tmp_path):
+def of_rank(path):
+    return Own(int(os.environ["RANK"]))
+
+
+def beside_a_shared_loader(path):
+    return {"shared": DataLoader(texts(), 8), "own": of_rank(path)}
+
+
+def table_by_rank(path):
+    return fp.Loader(fp.Table(path), 8, world=World.from_environ())
+
+
+@pytest.mark.parametrize("loader_of", [of_rank, beside_a_shared_loader, table_by_rank])
+def test_ranks_of_a_group_that_read_different_rows_are_refused(tmp_path, loader_of):
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.table({"id": list(range(50))}), path)
+
     def fit():
         with pytest.raises(fp.DataError, match=r"Ranks 0 and 1 belong to one tensor-parallel group, .* different rows"):
-            make(tmp_path, strategy=TWO).fit(Text(), Own(int(os.environ["RANK"])))
+            make(tmp_path, strategy=TWO).fit(Text(), loader_of(path))
 
     ranks.run(fit, 2)
 
