@@ -94,7 +94,7 @@ class Adapter:
         """Tell one of the library's profilers which module is run."""
 
     def ranks_met(self, module: Any, trainer: Any) -> None:
-        """Tell a module of the library, before its `configure_model`, that the ranks of the trainer have met."""
+        """Tell a module of the library, before its `setup`, that the ranks of the trainer have met."""
 
     def share_rank(self, rank: int) -> None:
         """Tell the library the rank of this process."""

@@ -159,6 +159,9 @@ def call_setup(run: Run) -> None:
     if run.world.local_rank == 0:
         run.hooks.call("prepare_data")
     run.group.barrier()
+    adapter = adapter_of(run.module)
+    if adapter is not None:
+        adapter.ranks_met(run.module, run.trainer)
     stage = TrainerFn(str(run.stage))
     for hook in (*run.hooks.late("setup"), *run.hooks.get("setup")):
         hook(stage=stage)
@@ -169,8 +172,5 @@ def call_setup(run: Run) -> None:
         for callback in added:
             if overrides(callback, "setup"):
                 callback.setup(run.trainer, run.module, stage=stage)
-    adapter = adapter_of(run.module)
-    if adapter is not None:
-        adapter.ranks_met(run.module, run.trainer)
     with run.precision.default_type():
         run.module.configure_model()

@@ -80,9 +80,26 @@ def test_a_lightning_module_may_cut_its_layers(tmp_path):
         strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2)
         return train(tmp_path / "four", 8, module=Cut, strategy=strategy)
 
-    for found in ranks.run(run, 4):
-        same(alone[0], found[0])
-        assert found[1] == pytest.approx(alone[1], rel=1e-4)
+    for weights_of_rank, val_loss in ranks.run(run, 4):
+        same(alone[0], weights_of_rank)
+        assert val_loss == pytest.approx(alone[1], rel=1e-4)
+
+
+class LooksInSetup(Cut):
+    """Keeps the shape of the grid that it finds in `setup`, where loaders are often made."""
+
+    def setup(self, stage: str) -> None:
+        self.grid = None if self.device_mesh is None else self.device_mesh.mesh.shape
+
+
+def test_a_lightning_module_has_the_grid_of_ranks_in_setup(tmp_path):
+    def run():
+        strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
+        trainer, model = make(tmp_path, strategy=strategy), seeded(LooksInSetup)
+        trainer.validate(model, loader(16))
+        return model.grid
+
+    assert ranks.run(run, 2) == [(1, 2)] * 2
 
 
 class Writer(BasePredictionWriter):
