@@ -40,8 +40,8 @@ def whole(tmp_path_factory):
 
 def saved(root):
     """The checkpoints of a run, the oldest first."""
-    newest = checkpoint.find(root / CHECKPOINTS)
-    return sorted(newest, key=lambda path: checkpoint.read_meta(path)["created"])
+    paths = checkpoint.find(root / CHECKPOINTS)
+    return sorted(paths, key=lambda path: checkpoint.read_meta(path)["created"])
 
 
 def begin_from(path, root):
