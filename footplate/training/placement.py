@@ -134,8 +134,10 @@ def place(config: TrainerConfig) -> Placement:
         config.strategy.check_ranks(future_ranks)
     every_device = [accelerator.torch_device(index) for index in device_ids]
     if config.logical_ranks is None and isinstance(config.strategy, ModelParallelStrategy):
-        asked = nodes, len(device_ids)
-        parallel = _model_parallel(config.strategy, accelerator, device, world, asked, chosen, config.min_devices)
+        check_group_is_kept(config.min_devices, config.strategy)
+        of_machine = world.local_size if world.launched else len(device_ids)
+        backend = accelerator.process_group_backend
+        parallel = make_model_parallel(config.strategy, future_ranks, of_machine, device, backend, chosen.autocast)
     elif config.logical_ranks is None:
         parallel = make_strategy(config.strategy, ranks, every_device, chosen.autocast)
     else:
@@ -148,37 +150,17 @@ def place(config: TrainerConfig) -> Placement:
     return placement
 
 
-def _model_parallel(
-    options: ModelParallelStrategy,
-    accelerator: Accelerator,
-    device: torch.device,
-    world: World,
-    asked: tuple[int, int],
-    precision: Precision,
-    min_devices: int | None,
-) -> Strategy:
-    """Make the strategy of model parallelism, for the ranks that were started, or that this process will start.
-
-    Args:
-        options: the user's.
-        accelerator: the kind of device.
-        device: of this process.
-        world: rank and world size of this process.
-        asked: `num_nodes`, and the devices of each.
-        precision: of the computation.
-        min_devices: the trainer's argument.
+def check_group_is_kept(min_devices: int | None, options: ModelParallelStrategy) -> None:
+    """Check that a run with tensor-parallel groups keeps all its devices.
 
     Raises:
-        ConfigError: the options don't fit the ranks, or `min_devices`.
+        ConfigError: `min_devices` is set.
     """
     if min_devices is not None:
         raise ConfigError(
             f"min_devices={min_devices} doesn't go with {options!r}: a group can't go on without one of its ranks. Leave "
             "min_devices out."
         )
-    ranks, of_machine = (world.size, world.local_size) if world.launched else (asked[0] * asked[1], asked[1])
-    backend = accelerator.process_group_backend
-    return make_model_parallel(options, ranks, of_machine, device, backend, precision.autocast)
 
 
 def choose_devices(accelerator: Accelerator, devices: Devices, world: World) -> list[int]:

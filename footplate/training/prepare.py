@@ -19,8 +19,7 @@ from footplate.callbacks.base import is_kind
 from footplate.core.adapters import adapter_of, adapters_in_use, adapters_of, all_adapters, packages
 from footplate.core.errors import ConfigError, DataError, did_you_mean
 from footplate.core.hooks import overrides
-from footplate.distributed.fsdp_options import FSDPStrategy
-from footplate.distributed.model_parallel_options import ModelParallelStrategy
+from footplate.distributed.strategies import Options
 from footplate.tracking.base import Logger
 from footplate.training.argument_checks import as_list
 from footplate.training.config import NAMES, TrainerConfig
@@ -58,13 +57,13 @@ def refuse_arguments(unknown: dict[str, Any]) -> None:
             raise ConfigError(f"Trainer({name}={value!r}) is {adapter.name}'s and not supported here: {hint}.")
 
 
-def our_strategy(strategy: Any) -> str | FSDPStrategy | ModelParallelStrategy:
+def our_strategy(strategy: Any) -> str | Options:
     """Our name or options for a strategy, which may be another library's object.
 
     Raises:
         ConfigError: an object that stands for no strategy here.
     """
-    if isinstance(strategy, (str, FSDPStrategy, ModelParallelStrategy)):
+    if isinstance(strategy, str | Options):
         return strategy
     adapter = adapter_of(strategy)
     if adapter is None:
