@@ -51,13 +51,11 @@ def column_of(group: Group, world: World, columns: Sequence[Sequence[int]], devi
     """Return this rank's column as a `Group`. All ranks call this.
 
     Args:
-        group: all ranks.
+        group: all ranks, which are several.
         world: rank and size of this process in its column.
         columns: the ranks of each column.
         devices: torch's process group of this column.
     """
-    if not group.is_distributed:
-        return Group(world)
     _forget_others()
     key = tuple(map(tuple, columns))
     if key not in _hosts:

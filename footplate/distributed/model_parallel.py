@@ -172,7 +172,8 @@ class ModelParallel(FSDP):
         tensors = list(tensors)
         send_from_first(tensor for tensor in tensors if not hasattr(tensor, "to_local"))
         cut = [local_part(tensor) for tensor in tensors if hasattr(tensor, "to_local")]
-        send_from_first(cut, self.device_mesh.get_group(DATA))
+        if cut:
+            send_from_first(cut, self.device_mesh.get_group(DATA))
 
     # Steps
 

@@ -10,7 +10,8 @@ that has a plan decides for all that is in it: the module, or a model in it. Nam
 The models of transformers have plans in words of their own, which are translated here:
 
     colwise, rowwise                  the parts of the outputs, and of the inputs, of a linear layer
-    colwise_gather_output             every rank gets all outputs
+    colwise_gather_output             every rank gets all outputs; colwise_rep is its earlier name
+    rowwise_split_input               rowwise, for inputs that every rank has whole
     embedding_rowwise                 the parts of a vocabulary
     replicated_with_grad_allreduce    a norm over the heads of a rank: each rank has all of its weights, whose gradients are
                                       summed over the ranks
@@ -77,7 +78,7 @@ def _layers_of(name: str, owner: Any, size: int) -> Iterator[Planned]:
     """The planned layers of a layer with a plan."""
     own = getattr(owner, "tensor_parallel_plan", None)
     if own is None:
-        check_heads(owner.config, name or type(owner).__name__, size)
+        _check_heads(owner.config, name or type(owner).__name__, size)
         styles: Any = {pattern: _translated(word, pattern) for pattern, word in _plan_of_transformers(owner).items()}
     else:
         styles = _checked(own(), owner)
@@ -152,7 +153,7 @@ def _translated(word: str, pattern: str) -> Any:
     return styles[word]()
 
 
-def check_heads(config: Any, name: str, size: int) -> None:
+def _check_heads(config: Any, name: str, size: int) -> None:
     """Check that each rank gets the same number of the attention heads of a model of transformers.
 
     Raises:

@@ -84,7 +84,7 @@ def of_share(loader: Any, world: World) -> Any:
     ranks have the same share.
     """
     # Others may count the rows of ranks as well, but only Footplate's loaders can read those of other ranks.
-    if not hasattr(loader, "beside") or loader._world is not None or not 1 <= world.size < loader.world.size:
+    if not hasattr(loader, "beside") or loader._world is not None or world.size >= loader.world.size:
         return loader
     own = loader.beside()
     own.world = world
