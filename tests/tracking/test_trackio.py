@@ -210,8 +210,8 @@ def test_a_run_restarted_three_times_has_the_curve_of_an_uninterrupted_run(run_d
     assert len({row["run"] for row in rows(home)}) == 1
 
 
-@engine
-def test_a_metric_that_a_killed_attempt_did_not_reach_at_a_step_is_logged_by_the_next(run_dir: Path, home: Path):
+def resumed_logger(run_dir: Path) -> Trackio:
+    """A logger that goes on after step 4 of a run whose first attempt has reached step 9."""
     first = Trackio()
     first.setup(run_dir, {})
     log_steps(first, range(10))
@@ -220,6 +220,12 @@ def test_a_metric_that_a_killed_attempt_did_not_reach_at_a_step_is_logged_by_the
     second = Trackio()
     second.load_state_dict(state)
     second.setup(run_dir, {})
+    return second
+
+
+@engine
+def test_a_metric_that_a_killed_attempt_did_not_reach_at_a_step_is_logged_by_the_next(run_dir: Path, home: Path):
+    second = resumed_logger(run_dir)
     for step in range(5, 12):
         second.log_metrics({"loss": step / 10, "val_loss": 1.0}, step)
     second.finalize("success")
@@ -230,14 +236,7 @@ def test_a_metric_that_a_killed_attempt_did_not_reach_at_a_step_is_logged_by_the
 @engine
 def test_rows_that_were_stored_before_their_uploader_died_are_stored_once(run_dir: Path, home: Path):
     """The uploader of a resumed attempt is killed before it notes its progress."""
-    first = Trackio()
-    first.setup(run_dir, {})
-    log_steps(first, range(10))
-    state = {**first.state_dict(), "step": 4}
-    first.finalize("interrupted")
-    second = Trackio()
-    second.load_state_dict(state)
-    second.setup(run_dir, {})
+    second = resumed_logger(run_dir)
     log_steps(second, range(5, 20))
     second.log_image("black", np.zeros((2, 2)), 19)
     wait_until(lambda: len(rows(home)) == 21)
