@@ -18,8 +18,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from footplate.core.errors import CheckpointError, ConfigError, DataError
 from footplate.data.batch_loader import BatchLoader, available_cores, check_count
 from footplate.data.order.plan import Epoch, Order
@@ -108,7 +106,7 @@ class Loader(BatchLoader):
             )
 
         self._spec = make_batch_spec(table, parse_size(image_size), image_mode, transform, on_error == "skip", seed)
-        self._rows = np.array([group.num_rows for group in table.row_groups], dtype=np.int64)
+        self._rows = table.group_rows
         group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
         self._streams, self._window = choose_streams(group_bytes, table.in_memory) if shuffle else (1, 1)
         in_pieces = bool(self._spec.read.images) and not table.in_memory

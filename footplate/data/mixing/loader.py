@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from footplate.core.errors import CheckpointError, ConfigError
 from footplate.data.batch_loader import BatchLoader, available_cores, check_count
 from footplate.data.loader import choose_prefetch
@@ -82,9 +80,7 @@ class MixedLoader(BatchLoader):
         self.seed = seed
         self._phases = parse_weights(weights, list(tables))
         self._specs = [make_batch_spec(table, None, "auto", None, False, seed) for table in tables.values()]
-        self._rows = [
-            np.array([group.num_rows for group in table.row_groups], dtype=np.int64) for table in tables.values()
-        ]
+        self._rows = [table.group_rows for table in tables.values()]
         self._streams: Sequence[tuple[int, int]] = ()
         check_shapes(dict(zip(tables, (spec.shapes for spec in self._specs), strict=True)))
 
@@ -170,10 +166,10 @@ class MixedLoader(BatchLoader):
 
     def _choose_streams(self, number: int) -> tuple[int, int]:
         """Choose the number of streams of a table, and how many row groups a window gathers."""
-        table = list(self.tables.values())[number]
-        group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
         if not self.shuffle:
             return 1, 1
+        table = list(self.tables.values())[number]
+        group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
         most = most_streams(self._phases, number, self.global_batch_size)
         return choose_streams(group_bytes, table.in_memory, most, len(self.tables))
 
