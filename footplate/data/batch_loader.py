@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -166,12 +166,23 @@ class BatchLoader(ABC):
         other.busy = Busy()
         return other
 
-    def _check_batch_size(self, state_dict: dict[str, Any]) -> None:
-        """Raise if a state's position means other rows, since it is of another batch size.
+    def _check_settings(self, state_dict: dict[str, Any], names: Sequence[str]) -> None:
+        """Raise if a state's position means other rows, since the state has other settings.
+
+        Args:
+            state_dict: the state.
+            names: the attributes that must be equal.
 
         Raises:
-            CheckpointError: neither the batch of a rank nor the global batch is that of the state.
+            CheckpointError: one of them differs; or neither the batch of a rank nor the global batch is that of the state.
         """
+        for name in names:
+            saved, own = state_dict[name], getattr(self, name)
+            if saved != own:
+                raise CheckpointError(
+                    f"The checkpoint was made with {name}={saved!r}, not {own!r}, so its position means other rows. Use "
+                    f"{name}={saved!r} to resume."
+                )
         same_batch = self.batch_size == state_dict["batch_size"]
         if not same_batch and self.batch_size * self.world.size != state_dict["global_batch_size"]:
             raise CheckpointError(
@@ -179,6 +190,12 @@ class BatchLoader(ABC):
                 f"{state_dict['global_batch_size']}), not {self.batch_size}, so its position means other rows. Use "
                 f"batch_size={state_dict['batch_size']} to resume."
             )
+
+    def _continue_at(self, state_dict: dict[str, Any]) -> None:
+        """Take the position of a state, and its global batch."""
+        self._global_batch_size = state_dict["global_batch_size"]
+        self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
+        self._restored, self._epoch_is_set = True, False
 
     def rank_rows(self, batch: int) -> int:
         """The number of rows of this rank's share of a batch: its weight in a mean over all ranks."""

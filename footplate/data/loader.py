@@ -173,8 +173,7 @@ class Loader(BatchLoader):
         Raises:
             CheckpointError: the state is of another table, seed or batch size.
         """
-        own = self.state_dict()
-        missing = own.keys() - state_dict.keys()
+        missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise CheckpointError(
                 f"This is no state of a Loader: it has no {', '.join(sorted(missing))}. If it is from an earlier version "
@@ -182,19 +181,11 @@ class Loader(BatchLoader):
             )
 
         self.table.digest.check_resumed(state_dict["table"])
-        for name in ("seed", "shuffle", "drop_last"):
-            if state_dict[name] != own[name]:
-                raise CheckpointError(
-                    f"The checkpoint was made with {name}={state_dict[name]}, not {own[name]}, so its position means "
-                    f"other rows. Use {name}={state_dict[name]} to resume."
-                )
+        self._check_settings(state_dict, ("seed", "shuffle", "drop_last"))
 
-        self._check_batch_size(state_dict)
-        self._global_batch_size = state_dict["global_batch_size"]
         self._streams, self._window = state_dict["streams"], state_dict["window"]
         self._window_rows = state_dict["window_rows"]
-        self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
-        self._restored, self._epoch_is_set = True, False
+        self._continue_at(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_caches": None, "_workers": None}

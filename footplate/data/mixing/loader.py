@@ -51,8 +51,9 @@ class MixedLoader(BatchLoader):
         pin_memory: see `Loader`.
 
     Raises:
-        ConfigError: an invalid argument, or weights with which an epoch would never end.
-        DataError: an empty table, tables of different columns, or columns that a batch can't hold.
+        ConfigError: an invalid argument; or, when iterating, weights with which an epoch would never end.
+        DataError: an empty table, tables of different columns, or columns that a batch can't hold; or, when iterating, a
+            table of too few rows for a batch.
     """
 
     def __init__(
@@ -139,13 +140,7 @@ class MixedLoader(BatchLoader):
             )
         for name, table in self.tables.items():
             table.digest.check_resumed(state_dict["tables"][name])
-        for name in ("seed", "shuffle", "mode"):
-            if state_dict[name] != own[name]:
-                raise CheckpointError(
-                    f"The checkpoint was made with {name}={state_dict[name]!r}, not {own[name]!r}, so its position means "
-                    f"other rows. Use {name}={state_dict[name]!r} to resume."
-                )
-        self._check_batch_size(state_dict)
+        self._check_settings(state_dict, ("seed", "shuffle", "mode"))
         before = [_until(schedule, state_dict["batch"]) for schedule in (state_dict["weights"], own["weights"])]
         if before[0] != before[1]:
             raise CheckpointError(
@@ -154,10 +149,8 @@ class MixedLoader(BatchLoader):
                 f"You may change them from batch {state_dict['batch']} on."
             )
 
-        self._global_batch_size = state_dict["global_batch_size"]
         self._streams = MixedOrder.from_state(state_dict).streams
-        self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
-        self._restored, self._epoch_is_set = True, False
+        self._continue_at(state_dict)
 
     @property
     def _order(self) -> MixedOrder:
