@@ -250,6 +250,7 @@ def test_other_documents_have_counts_of_their_own_in_a_cache(parquet: str, tmp_p
         ({"sequence_length": True}, "sequence_length=True"),
         ({"sequence_length": 8, "padding_value": {"text": 0}}, "one value for each of the columns tokens; got 'text'"),
         ({"sequence_length": 8, "padding_value": "0"}, "padding_value='0' for column 'tokens': expected a number"),
+        ({"sequence_length": 8, "padding_value": 0.5}, "padding_value=0.5 for column 'tokens' of int32: expected an int"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:

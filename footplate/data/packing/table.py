@@ -22,11 +22,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import numpy as np
+import pyarrow.types as pt
 
 from footplate.core.errors import ConfigError, DataError
 from footplate.core.hashing import hashed
 from footplate.data.digest import Digest
-from footplate.data.packing.source import PackedSource, Packing
+from footplate.data.packing.source import PackedSource, Packing, list_type
 from footplate.data.table import RowAddress, Table
 
 # The columns that a batch of sequences has beside those of the table.
@@ -171,10 +172,14 @@ def pack(
                 f"{documents.uri}: column {name!r} has the name of a value that packing adds to a batch. Leave it out with "
                 "columns=[…], or rename it."
             )
+    kinds = {field.name: list_type(documents, field).value_type for field in documents.schema}
     padding = _padding_of(names, padding_value)
     for name, value in padding.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"padding_value={value!r} for column {name!r}: expected a number.")
+        # NumPy would cut off the fraction.
+        if pt.is_integer(kinds[name]) and not isinstance(value, int):
+            raise ConfigError(f"padding_value={value!r} for column {name!r} of {kinds[name]}: expected an integer.")
     return PackedTable(documents, Packing(int(sequence_length), bool(truncate), padding), cache)
 
 
