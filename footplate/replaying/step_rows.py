@@ -217,7 +217,7 @@ class _OrderedMixture:
         self._records: dict[str, dict[str, Any]] = settings["tables"]
         self.num_tables = len(self._records)
         self._tables = [
-            _reopen(record, tables[name] if isinstance(tables, Mapping) else None, f"table={{{name!r}: table, …}}")
+            _reopen(record, tables.get(name) if isinstance(tables, Mapping) else None, f"table={{{name!r}: table, …}}")
             for name, record in self._records.items()
         ]
         self._order = MixedOrder.from_state(settings["order"])
