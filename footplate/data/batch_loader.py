@@ -12,9 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol, Self
 
-import numpy as np
-
-from footplate.core.errors import CheckpointError, ConfigError
+from footplate.core.errors import CheckpointError
+from footplate.data.argument_checks import check_count
 from footplate.data.pipeline.batch_builder import Busy
 from footplate.distributed.world import World
 
@@ -204,17 +203,6 @@ class BatchLoader(ABC):
     def batch_rows(self, batch: int) -> int:
         """The number of rows of a batch over all ranks."""
         return self._plan(0).batch_rows(batch, self.world.size)
-
-
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return an argument as an int.
-
-    Raises:
-        ConfigError: it isn't an integer of at least `least`.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"{name}={value!r}: expected an integer of at least {least}.")
-    return int(value)
 
 
 def available_cores(world: World) -> int:

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from footplate.core.errors import CheckpointError, ConfigError, DataError
-from footplate.data.batch_loader import BatchLoader, available_cores, check_count
+from footplate.data.argument_checks import check_count
+from footplate.data.batch_loader import BatchLoader, available_cores
 from footplate.data.order.plan import Epoch, Order
 from footplate.data.order.stream_sizes import choose_streams, choose_window_rows
 from footplate.data.packing.table import PackedTable

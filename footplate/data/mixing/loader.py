@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from footplate.core.errors import CheckpointError, ConfigError
-from footplate.data.batch_loader import BatchLoader, available_cores, check_count
+from footplate.data.argument_checks import check_count
+from footplate.data.batch_loader import BatchLoader, available_cores
 from footplate.data.loader import choose_prefetch
 from footplate.data.mixing.matching import check_shapes, check_tables
 from footplate.data.mixing.pipeline import MixedPipeline

@@ -26,6 +26,7 @@ import pyarrow.types as pt
 
 from footplate.core.errors import ConfigError, DataError
 from footplate.core.hashing import hashed
+from footplate.data.argument_checks import check_count
 from footplate.data.digest import Digest
 from footplate.data.order.packing import PackPlan
 from footplate.data.packing.source import PackedSource, Packing, list_type
@@ -179,8 +180,7 @@ def pack(
         ConfigError: an invalid argument.
         DataError: a column isn't a list of numbers.
     """
-    if isinstance(sequence_length, bool) or not isinstance(sequence_length, (int, np.integer)) or sequence_length < 1:
-        raise ConfigError(f"sequence_length={sequence_length!r}: expected an integer of at least 1.")
+    length = check_count("sequence_length", sequence_length)
     names = documents.columns
     for name in ID_COLUMNS:
         if name in names:
@@ -196,7 +196,7 @@ def pack(
         # NumPy would cut off the fraction.
         if pt.is_integer(kinds[name]) and not isinstance(value, int):
             raise ConfigError(f"padding_value={value!r} for column {name!r} of {kinds[name]}: expected an integer.")
-    return PackedTable(documents, Packing(int(sequence_length), bool(truncate), padding), cache)
+    return PackedTable(documents, Packing(length, bool(truncate), padding), cache)
 
 
 def _padding_of(names: Sequence[str], value: float | Mapping[str, float]) -> dict[str, float]:
