@@ -21,7 +21,7 @@ from footplate.reporting.comparison import (
     heads_section,
 )
 from footplate.reporting.formats import moment
-from footplate.reporting.goodput import goodput_section, goodputs_section, ledger_of
+from footplate.reporting.goodput import RunLedger, goodput_section, goodputs_section, ledger_of
 from footplate.reporting.html import Html, tag
 from footplate.reporting.page import build_page, plotly_script
 from footplate.reporting.predictions import find_predictions, interpret, pictures_of, read_predictions
@@ -105,6 +105,7 @@ def page_of(runs: Sequence[RunRecord], data: bool = True) -> str:
     if len(runs) == 1:
         return build_page(runs[0].name, subtitle, sections_of(runs[0], data))
     runs = distinct_names(runs)
+    ledgers = [ledger_of(run) for run in runs]
     together = [
         heads_section(runs),
         final_metrics_section(runs),
@@ -112,18 +113,21 @@ def page_of(runs: Sequence[RunRecord], data: bool = True) -> str:
         curves_section(runs),
         learning_rate_section(runs),
         *_time_sections(runs),
-        goodputs_section([(run.name, ledger_of(run)) for run in runs]),
+        goodputs_section([(run.name, ledger) for run, ledger in zip(runs, ledgers, strict=True)]),
     ]
     each = [
-        tag("details", tag("summary", run.name), *_with_keys(_own_sections(run, data), f"run-{number}-"), class_="run")
-        for number, run in enumerate(runs, 1)
-    ]
+        tag(
+            "details", tag("summary", run.name), *_with_keys(_own_sections(run, ledger, data), f"run-{number}-"),
+            class_="run",
+        )
+        for number, (run, ledger) in enumerate(zip(runs, ledgers, strict=True), 1)
+    ]  # fmt: skip
     return build_page(f"{len(runs)} runs: {', '.join(run.name for run in runs)}", subtitle, together, each)
 
 
 def sections_of(run: RunRecord, data: bool = True) -> list[Html]:
     """Make all sections of one run."""
-    head, *own = head_section(run), *_own_sections(run, data)
+    head, *own = head_section(run), *_own_sections(run, ledger_of(run), data)
     return [head, curves_section([run]), learning_rate_section([run]), *_time_sections([run]), *own]
 
 
@@ -136,12 +140,11 @@ def _time_sections(runs: Sequence[RunRecord]) -> list[Html]:
     return sections
 
 
-def _own_sections(run: RunRecord, data: bool) -> list[Html]:
+def _own_sections(run: RunRecord, ledger: RunLedger, data: bool) -> list[Html]:
     """Make the sections that each of several runs has for itself."""
     hangs = [(hang.name, hang.text) for hang in run.hangs]
     tables = tables_of(run) if data else []
     measured = [ranks_section(run.monitor)] if run.monitor.attempts else []
-    ledger = ledger_of(run)
     return [
         *measured,
         goodput_section(ledger),

@@ -23,8 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from footplate.tracking.file_moves import append_whole, replace_text
+from footplate.tracking.parameters import without_credentials
 
 DEFAULT = "mlflow"
+# A tracker that refuses everything must not fill the progress file.
+MOST_NOTES = 20
+LONGEST_NOTE = 300
 Record = dict[str, Any]
 
 
@@ -118,3 +122,10 @@ def first_record(queue: Path) -> Record | None:
 
 def _number(queue: Path) -> str:
     return queue.stem.rpartition("-")[2]
+
+
+def note_dropped(dropped: list[str], what: str, error: Exception) -> None:
+    """Add a record that can't be delivered, with the reason, to the notes of a client."""
+    note = without_credentials(f"{what}: {error}")[:LONGEST_NOTE]
+    if note not in dropped and len(dropped) < MOST_NOTES:
+        dropped.append(note)

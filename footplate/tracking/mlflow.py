@@ -26,13 +26,13 @@ from urllib.parse import quote
 
 from footplate.core.errors import ConfigError, FootplateError
 from footplate.core.optional import require
-from footplate.tracking.attempt import CLOSE_TIMEOUT_S, Attempt, deliver
-from footplate.tracking.base import Logger, Status
+from footplate.tracking.attempt import Attempt, deliver
+from footplate.tracking.base import Status
 from footplate.tracking.event_queue import Progress
-from footplate.tracking.media import Media
 from footplate.tracking.mlflow_model import stage
-from footplate.tracking.parameters import flatten, with_epoch, without_credentials
+from footplate.tracking.parameters import flatten, without_credentials
 from footplate.tracking.trackers import MLFLOW
+from footplate.tracking.uploaded_logger import UploadedLogger
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ RUN_ID_TIMEOUT_S = 20.0
 MLFLOW_STATUS: dict[Status, str] = {"success": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 
 
-class MLflow(Logger):
+class MLflow(UploadedLogger):
     """Log a run to MLflow.
 
     Args:
@@ -79,6 +79,7 @@ class MLflow(Logger):
             raise ConfigError(f"experiment={experiment!r}: expected a name.")
         if register_as and not log_model:
             raise ConfigError(f'register_as="{register_as}" needs the model: leave log_model=True.')
+        super().__init__()
         self._experiment = experiment
         self._run_name = run_name
         self._tracking_uri = tracking_uri
@@ -87,12 +88,8 @@ class MLflow(Logger):
         self._checkpoints = log_checkpoints
         self._with_model = log_model
 
-        self._resumed: dict[str, Any] | None = None
         self._key = ""
-        self._step = 0
         self._final_checkpoint: tuple[str, Path] | None = None
-        self._run_dir: Path | None = None
-        self._attempt: Attempt | None = None
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
         """Start or continue the run. Returns at once; the uploader process contacts MLflow.
@@ -145,17 +142,6 @@ class MLflow(Logger):
             self._attempt.put("environment", versions=versions())
         self._attempt.flush(0)
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
-        """Queue metrics with the current time, and the epoch as a metric if it is given."""
-        if self._attempt is not None:
-            self._step = self._step if step is None else step
-            self._attempt.put("metrics", step=self._step, values=with_epoch(metrics, epoch))
-
-    def write_media(self, media: Media, step: int | None) -> None:
-        """Queue a file, which becomes an artifact of the run: `media/<kind>/<key>/<step>.<extension>`."""
-        if self._attempt is not None:
-            self._attempt.put_media(media, self._step if step is None else step)
-
     def log_checkpoint(self, path: Path, aliases: tuple[str, ...]) -> None:
         """Queue a checkpoint, or keep its path to log it when training ends."""
         if self._attempt is None or self._checkpoints == "none":
@@ -178,18 +164,10 @@ class MLflow(Logger):
             path = str(directory.resolve())
             self._attempt.put("model", path=path, step=trainer.global_step, register_as=self._register_as)
 
-    def finalize(self, status: Status) -> None:
-        """Deliver the remaining records within a limited time. A warning names the file of undelivered records.
-
-        If the same logger is set up again, it continues its run.
-        """
-        if self._attempt is None:
-            return
-        attempt, self._attempt = self._attempt, None
+    def _put_last(self, attempt: Attempt, status: Status) -> None:
         if self._final_checkpoint:
             attempt.put("checkpoint", path=str(self._final_checkpoint[1].resolve()))
         attempt.put("end", status=MLFLOW_STATUS[status])
-        attempt.close(CLOSE_TIMEOUT_S[status])
 
     @property
     def run_id(self) -> str | None:
@@ -205,18 +183,10 @@ class MLflow(Logger):
                 return None
             time.sleep(0.05)
 
-    def flush(self) -> None:
-        if self._attempt is not None:
-            self._attempt.flush()
-
     def state_dict(self) -> dict[str, Any]:
         """The run and its last step."""
         progress = Progress.load(self._run_dir) if self._run_dir else Progress()
         return {"key": self._key, "run_id": progress.run_id if progress.key == self._key else None, "step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the run to continue."""
-        self._resumed = state
 
 
 def deliver_pending(run_dir: str | Path, tracking_uri: str | None = None, timeout_s: float = 300.0) -> bool:

@@ -26,7 +26,7 @@ from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from footplate.tracking.batching import batched
-from footplate.tracking.event_queue import Progress, Record
+from footplate.tracking.event_queue import Progress, Record, note_dropped
 from footplate.tracking.mlflow_model import log_staged
 from footplate.tracking.parameters import without_credentials
 
@@ -37,7 +37,6 @@ MOST_PARAMS = 100
 LONGEST_NAME = 250
 LONGEST_PARAM = 6000
 LONGEST_TAG = 8000
-MOST_NOTES = 20
 
 _REFUSED = {"INVALID_PARAMETER_VALUE", "INVALID_STATE", "BAD_REQUEST", "MALFORMED_REQUEST", "RESOURCE_DOES_NOT_EXIST"}
 
@@ -171,7 +170,7 @@ class MLflowDelivery:
             if error.error_code not in _REFUSED:
                 raise
             if len(points) == 1:
-                self._drop(f"metric {points[0].key}", error)
+                note_dropped(self.dropped, f"metric {points[0].key}", error)
                 return
             middle = len(points) // 2
             self._send(points[:middle])
@@ -198,16 +197,11 @@ class MLflowDelivery:
         try:
             action(*args)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            self._drop(what, error)
+            note_dropped(self.dropped, what, error)
         except MlflowException as error:
             if error.error_code not in _REFUSED:
                 raise
-            self._drop(what, error)
-
-    def _drop(self, what: str, error: Exception) -> None:
-        note = without_credentials(f"{what}: {error}")[:300]
-        if note not in self.dropped and len(self.dropped) < MOST_NOTES:
-            self.dropped.append(note)
+            note_dropped(self.dropped, what, error)
 
 
 def _limited(values: dict[str, Any], longest: int) -> dict[str, str]:

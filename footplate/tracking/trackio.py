@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit, urlunsplit
 
-from footplate.core.errors import ConfigError, MissingExtra
-from footplate.tracking.attempt import CLOSE_TIMEOUT_S, Attempt, deliver
-from footplate.tracking.base import Logger, Status
+from footplate.core.errors import ConfigError
+from footplate.core.optional import require
+from footplate.tracking.attempt import Attempt, deliver
 from footplate.tracking.event_queue import Progress
-from footplate.tracking.media import Media
-from footplate.tracking.parameters import flatten, with_epoch, without_credentials
+from footplate.tracking.parameters import flatten, without_credentials
 from footplate.tracking.trackers import TRACKIO
+from footplate.tracking.uploaded_logger import UploadedLogger
 
 # Trackio ignores other characters, so two projects could share a database.
 _PROJECT = re.compile(r"[A-Za-z0-9_-]+")
 
 
-class Trackio(Logger):
+class Trackio(UploadedLogger):
     """Log a run to Trackio.
 
     Args:
@@ -57,21 +57,18 @@ class Trackio(Logger):
         server_url: str | None = None,
     ) -> None:
         if importlib.util.find_spec("trackio") is None:
-            raise MissingExtra('Logging to Trackio needs trackio. Install it with: pip install "footplate[trackio]"')
+            require("trackio", "trackio", "Logging to Trackio")
         if not _PROJECT.fullmatch(project):
             raise ConfigError(f"project={project!r}: expected a name of letters, digits, `_` and `-`.")
         if run_name is not None and (not run_name.strip(".") or "/" in run_name):
             raise ConfigError(f"run_name={run_name!r}: expected a name without `/`. Trackio has a folder of this name.")
+        super().__init__()
         self._project = project
         self._run_name = run_name
         self._group = group
         self._server_url = server_url
 
-        self._resumed: dict[str, Any] | None = None
         self._run: dict[str, Any] = {}
-        self._step = 0
-        self._run_dir: Path | None = None
-        self._attempt: Attempt | None = None
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
         """Start or continue the run. Returns at once; the uploader process writes to Trackio.
@@ -124,43 +121,14 @@ class Trackio(Logger):
         )
         self._attempt.flush(0)
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
-        """Queue metrics, and the epoch as a metric if it is given."""
-        if self._attempt is not None:
-            self._step = self._step if step is None else step
-            self._attempt.put("metrics", step=self._step, values=with_epoch(metrics, epoch))
-
-    def write_media(self, media: Media, step: int | None) -> None:
-        """Queue an image, a histogram, a text, a figure or a table."""
-        if self._attempt is not None:
-            self._attempt.put_media(media, self._step if step is None else step)
-
-    def finalize(self, status: Status) -> None:
-        """Deliver the remaining records within a limited time. A warning names the file of undelivered records.
-
-        If the same logger is set up again, it continues its run.
-        """
-        if self._attempt is None:
-            return
-        attempt, self._attempt = self._attempt, None
-        attempt.close(CLOSE_TIMEOUT_S[status])
-
     @property
     def run_id(self) -> str | None:
         """The id of the Trackio run; None before `setup`."""
         return self._run.get("key")
 
-    def flush(self) -> None:
-        if self._attempt is not None:
-            self._attempt.flush()
-
     def state_dict(self) -> dict[str, Any]:
         """The run and its last step."""
         return {"run": self._run, "step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the run to continue."""
-        self._resumed = state
 
 
 def deliver_pending(run_dir: str | Path, server_url: str | None = None, timeout_s: float = 300.0) -> bool:

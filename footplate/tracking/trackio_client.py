@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from footplate.tracking.batching import batched
-from footplate.tracking.event_queue import Progress, Record
-from footplate.tracking.parameters import without_credentials
+from footplate.tracking.event_queue import Progress, Record, note_dropped
 from footplate.tracking.trackio_stores import Row, Store, open_store, trackio
 
 MOST_VALUES = 1000
-MOST_NOTES = 20
 
 
 class TrackioDelivery:
@@ -135,9 +133,7 @@ class TrackioDelivery:
         try:
             return self._media(value, row)
         except FileNotFoundError as error:
-            note = without_credentials(f"{value['media']} {value['key']}: {error}")[:300]
-            if note not in self.dropped and len(self.dropped) < MOST_NOTES:
-                self.dropped.append(note)
+            note_dropped(self.dropped, f"{value['media']} {value['key']}", error)
             return None
 
     def _media(self, record: Record, row: Row) -> Any:

@@ -23,19 +23,19 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from footplate.core.errors import ConfigError, MissingExtra
-from footplate.tracking.attempt import CLOSE_TIMEOUT_S, Attempt, deliver
-from footplate.tracking.base import Logger, Status
+from footplate.tracking.attempt import Attempt, deliver
+from footplate.tracking.base import Status
 from footplate.tracking.event_queue import Progress
-from footplate.tracking.media import Media
-from footplate.tracking.parameters import plain, with_epoch, without_credentials
+from footplate.tracking.parameters import plain, without_credentials
 from footplate.tracking.trackers import WANDB
+from footplate.tracking.uploaded_logger import UploadedLogger
 
 DEFAULT_URL = "https://api.wandb.ai"
 OFFLINE = "offline"
 EXIT_CODES: dict[Status, int] = {"success": 0, "failed": 1, "interrupted": 255}
 
 
-class WandB(Logger):
+class WandB(UploadedLogger):
     """Log a run to Weights & Biases.
 
     Args:
@@ -74,6 +74,7 @@ class WandB(Logger):
         mode = mode or os.environ.get("WANDB_MODE") or "online"  # type: ignore[assignment]
         if mode not in ("online", "offline"):
             raise ConfigError(f'mode={mode!r}: expected "online" or "offline".')
+        super().__init__()
         self._project = project
         self._entity = entity or os.environ.get("WANDB_ENTITY")
         self._run_name = run_name
@@ -82,11 +83,7 @@ class WandB(Logger):
         self._notes = notes
         self._mode = mode
 
-        self._resumed: dict[str, Any] | None = None
         self._key = ""
-        self._step = 0
-        self._run_dir: Path | None = None
-        self._attempt: Attempt | None = None
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
         """Start or continue the run. Returns at once; the uploader process contacts W&B.
@@ -128,44 +125,17 @@ class WandB(Logger):
         )
         self._attempt.flush(0)
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
-        """Queue metrics, and the epoch as a metric if it is given."""
-        if self._attempt is not None:
-            self._step = self._step if step is None else step
-            self._attempt.put("metrics", step=self._step, values=with_epoch(metrics, epoch))
-
-    def write_media(self, media: Media, step: int | None) -> None:
-        """Queue an image, a histogram, a text, a figure or a table."""
-        if self._attempt is not None:
-            self._attempt.put_media(media, self._step if step is None else step)
-
-    def finalize(self, status: Status) -> None:
-        """Deliver the remaining records within a limited time. A warning names the file of undelivered records.
-
-        If the same logger is set up again, it continues its run.
-        """
-        if self._attempt is None:
-            return
-        attempt, self._attempt = self._attempt, None
+    def _put_last(self, attempt: Attempt, status: Status) -> None:
         attempt.put("end", exit_code=EXIT_CODES[status])
-        attempt.close(CLOSE_TIMEOUT_S[status])
 
     @property
     def run_id(self) -> str | None:
         """The id of the W&B run; None before `setup`."""
         return self._key or None
 
-    def flush(self) -> None:
-        if self._attempt is not None:
-            self._attempt.flush()
-
     def state_dict(self) -> dict[str, Any]:
         """The run and its last step."""
         return {"key": self._key, "step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the run to continue."""
-        self._resumed = state
 
 
 def deliver_pending(

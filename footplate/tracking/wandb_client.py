@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from footplate.core.optional import require
-from footplate.tracking.event_queue import Progress, Record
-from footplate.tracking.parameters import without_credentials
+from footplate.tracking.event_queue import Progress, Record, note_dropped
 from footplate.tracking.trackers import REQUEST_TIMEOUT_S
 
 wandb: Any = require("wandb", "wandb", "Logging to W&B")
@@ -38,7 +37,6 @@ CONFIRM_TIMEOUT_S = 20.0
 FINISH_TIMEOUT_S = 60.0
 LONGEST_RETRY_PAUSE_S = 10
 KILLED = 255
-MOST_NOTES = 20
 
 
 class WandbDelivery:
@@ -184,9 +182,7 @@ class WandbDelivery:
         try:
             return _media(value)
         except (OSError, ValueError) as error:
-            note = without_credentials(f"{value['media']} {value['key']}: {error}")[:300]
-            if note not in self.dropped and len(self.dropped) < MOST_NOTES:
-                self.dropped.append(note)
+            note_dropped(self.dropped, f"{value['media']} {value['key']}", error)
             return None
 
     def _confirm(self) -> None:

@@ -1,6 +1,5 @@
 """MLflow in its embedded SQLite store: the contents of a run, and the continuation of a killed one."""
 
-import json
 import math
 import os
 import signal
@@ -15,6 +14,7 @@ from footplate import __version__
 from footplate.core.errors import ConfigError, MissingExtra
 from footplate.tracking import MLflow
 from footplate.tracking.mlflow import deliver_pending
+from tracking.attempts import killed_attempt
 
 pytestmark = pytest.mark.engine
 
@@ -112,30 +112,9 @@ def test_a_checkpoint_deleted_before_it_was_sent_is_mentioned_and_the_rest_arriv
     assert points(database, logger.run_id, "loss") == [(0, 1.0)]
 
 
-def killed_run(run_dir, steps, checkpoint_at):
-    """A training process that logs, takes a checkpoint's state, logs again and is killed without warning."""
-    script = f"""
-        import json, os, pathlib, signal
-        from footplate.tracking import MLflow
-        logger = MLflow()
-        logger.setup(pathlib.Path({str(run_dir)!r}), {{"epochs": 2}})
-        assert logger.run_id
-        for step in range({steps}):
-            logger.log_metrics({{"loss": step / 10}}, step, 0)
-            if step == {checkpoint_at}:
-                logger.flush()
-                print(json.dumps(logger.state_dict()))
-        logger.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = subprocess.run([sys.executable, "-u", "-c", textwrap.dedent(script)], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
 def test_a_run_killed_with_sigkill_is_continued_without_gap_or_repetition(run_dir, database):
-    state = killed_run(run_dir, steps=60, checkpoint_at=39)
+    state = killed_attempt("MLflow", run_dir, None, range(60), checkpoint_at=39)
     logger = MLflow()
     logger.load_state_dict(state)
     logger.setup(run_dir, {"epochs": 3, "new": 1})
@@ -152,7 +131,7 @@ def test_a_run_killed_with_sigkill_is_continued_without_gap_or_repetition(run_di
 
 
 def test_a_run_killed_with_sigkill_and_never_continued_is_shown_as_killed(run_dir, database):
-    killed_run(run_dir, steps=10, checkpoint_at=5)
+    killed_attempt("MLflow", run_dir, None, range(10), checkpoint_at=5)
     assert deliver_pending(run_dir)  # waits for the uploader that the killed process left
     run = only_run(database)
     assert run.info.status == "KILLED"

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-import time
 import types
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,6 +16,7 @@ import footplate.training.module as fp
 from footplate.tracking import MLflow
 from footplate.tracking.event_queue import Progress, pending
 from footplate.tracking.mlflow import deliver_pending
+from tracking.attempts import expected, log_steps, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -30,26 +30,10 @@ class Doubler(fp.Module):
         return 2 * x
 
 
-def wait_until(condition, timeout_s=120):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def log_steps(logger, steps):
-    for step in steps:
-        logger.log_metrics({"loss": step / 10}, step, 0)
-
-
 def curve(uri, run_id):
     history = mlflow.MlflowClient(uri).get_metric_history(run_id, "loss")
     assert [point.timestamp for point in history] == sorted(point.timestamp for point in history)
     return [(point.step, point.value) for point in history]
-
-
-def expected(steps):
-    return [(step, step / 10) for step in steps]
 
 
 def queued_steps(run_dir):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -30,6 +30,7 @@ from footplate.tracking import Trackio
 from footplate.tracking.batching import batched
 from footplate.tracking.event_queue import Progress, pending
 from footplate.tracking.trackio import deliver_pending, destination
+from tracking.attempts import expected, killed_attempt, log_steps, wait_until
 
 TOKEN = "t0ken/5ec&et"
 engine = pytest.mark.engine
@@ -110,13 +111,6 @@ def server(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     server.kill()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def rows(home: Path, project: str = "default") -> list[dict[str, Any]]:
     """The rows of a project in Trackio's database, in the order in which they came."""
     if not (home / f"{project}.db").exists():
@@ -136,15 +130,6 @@ def rows(home: Path, project: str = "default") -> list[dict[str, Any]]:
 
 def curve(home: Path, name: str = "loss", project: str = "default") -> list[tuple[int, float]]:
     return [(row["step"], row[name]) for row in rows(home, project) if name in row]
-
-
-def log_steps(logger: Trackio, steps: range) -> None:
-    for step in steps:
-        logger.log_metrics({"loss": step / 10}, step, 0)
-
-
-def expected(steps: range) -> list[tuple[int, float]]:
-    return [(step, step / 10) for step in steps]
 
 
 @engine
@@ -214,7 +199,7 @@ def test_a_run_restarted_three_times_has_the_curve_of_an_uninterrupted_run(run_d
     """Each attempt is killed with 5 steps after its checkpoint, which the next attempt repeats."""
     state = None
     for first in (0, 10, 20):
-        state = killed_attempt(run_dir, state, first, checkpoint_at=first + 9, last=first + 14)
+        state = killed_attempt("Trackio", run_dir, state, range(first, first + 15), checkpoint_at=first + 9)
     logger = Trackio()
     logger.load_state_dict(state)
     logger.setup(run_dir, {})
@@ -225,31 +210,8 @@ def test_a_run_restarted_three_times_has_the_curve_of_an_uninterrupted_run(run_d
     assert len({row["run"] for row in rows(home)}) == 1
 
 
-def killed_attempt(run_dir: Path, state: Any, first: int, checkpoint_at: int, last: int) -> Any:
-    """A training process that continues from a state, takes a checkpoint's state and is killed some steps later."""
-    script = f"""
-        import json, os, pathlib, signal
-        from footplate.tracking import Trackio
-        logger = Trackio()
-        state = json.loads({json.dumps(state)!r})
-        if state:
-            logger.load_state_dict(state)
-        logger.setup(pathlib.Path({str(run_dir)!r}), {{"epochs": 2}})
-        for step in range({first}, {last + 1}):
-            logger.log_metrics({{"loss": step / 10}}, step, 0)
-            if step == {checkpoint_at}:
-                logger.flush()
-                print(json.dumps(logger.state_dict()))
-        logger.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = subprocess.run([sys.executable, "-u", "-c", textwrap.dedent(script)], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    return json.loads(done.stdout)
-
-
-@engine
-def test_a_metric_that_a_killed_attempt_did_not_reach_at_a_step_is_logged_by_the_next(run_dir: Path, home: Path):
+def resumed_logger(run_dir: Path) -> Trackio:
+    """A logger that goes on after step 4 of a run whose first attempt has reached step 9."""
     first = Trackio()
     first.setup(run_dir, {})
     log_steps(first, range(10))
@@ -258,6 +220,12 @@ def test_a_metric_that_a_killed_attempt_did_not_reach_at_a_step_is_logged_by_the
     second = Trackio()
     second.load_state_dict(state)
     second.setup(run_dir, {})
+    return second
+
+
+@engine
+def test_a_metric_that_a_killed_attempt_did_not_reach_at_a_step_is_logged_by_the_next(run_dir: Path, home: Path):
+    second = resumed_logger(run_dir)
     for step in range(5, 12):
         second.log_metrics({"loss": step / 10, "val_loss": 1.0}, step)
     second.finalize("success")
@@ -268,14 +236,7 @@ def test_a_metric_that_a_killed_attempt_did_not_reach_at_a_step_is_logged_by_the
 @engine
 def test_rows_that_were_stored_before_their_uploader_died_are_stored_once(run_dir: Path, home: Path):
     """The uploader of a resumed attempt is killed before it notes its progress."""
-    first = Trackio()
-    first.setup(run_dir, {})
-    log_steps(first, range(10))
-    state = {**first.state_dict(), "step": 4}
-    first.finalize("interrupted")
-    second = Trackio()
-    second.load_state_dict(state)
-    second.setup(run_dir, {})
+    second = resumed_logger(run_dir)
     log_steps(second, range(5, 20))
     second.log_image("black", np.zeros((2, 2)), 19)
     wait_until(lambda: len(rows(home)) == 21)

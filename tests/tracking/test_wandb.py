@@ -18,6 +18,7 @@ from footplate.core.errors import ConfigError, MissingExtra
 from footplate.tracking import WandB
 from footplate.tracking.event_queue import Progress, pending
 from footplate.tracking.wandb import deliver_pending
+from tracking.attempts import expected, killed_attempt, log_steps, wait_until
 from tracking.wandb_server import WandbServer
 
 pytestmark = pytest.mark.engine
@@ -35,22 +36,6 @@ def server(monkeypatch):
     monkeypatch.setenv("WANDB__FILE_STREAM_TRANSMIT_INTERVAL", "1")
     yield server
     server.stop()
-
-
-def log_steps(logger, steps):
-    for step in steps:
-        logger.log_metrics({"loss": step / 10}, step, 0)
-
-
-def expected(steps):
-    return [(step, step / 10) for step in steps]
-
-
-def wait_until(condition, timeout_s=120):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_parameters_metrics_and_other_values_arrive(run_dir, server):
@@ -108,7 +93,7 @@ def test_a_run_restarted_three_times_has_the_curve_of_an_uninterrupted_run(run_d
     server.start()
     state = None
     for first in (0, 10, 20):
-        state = killed_attempt(run_dir, state, first, checkpoint_at=first + 9, last=first + 14)
+        state = killed_attempt("WandB", run_dir, state, range(first, first + 15), checkpoint_at=first + 9)
     logger = WandB()
     logger.load_state_dict(state)
     logger.setup(run_dir, {})
@@ -119,29 +104,6 @@ def test_a_run_restarted_three_times_has_the_curve_of_an_uninterrupted_run(run_d
     assert server.run.curve("loss") == expected(range(40))
     assert [row["_step"] for row in server.run.rows] == list(range(40))
     assert server.run.exit_code == 0
-
-
-def killed_attempt(run_dir, state, first, checkpoint_at, last):
-    """A training process that continues from a state, takes a checkpoint's state and is killed some steps later."""
-    script = f"""
-        import json, os, pathlib, signal
-        from footplate.tracking import WandB
-        logger = WandB()
-        state = json.loads({json.dumps(state)!r})
-        if state:
-            logger.load_state_dict(state)
-        logger.setup(pathlib.Path({str(run_dir)!r}), {{"epochs": 2}})
-        for step in range({first}, {last + 1}):
-            logger.log_metrics({{"loss": step / 10}}, step, 0)
-            if step == {checkpoint_at}:
-                logger.flush()
-                print(json.dumps(logger.state_dict()))
-        logger.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = subprocess.run([sys.executable, "-u", "-c", textwrap.dedent(script)], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_results_are_added_to_the_last_step_of_the_run_of_another_process(run_dir, server):

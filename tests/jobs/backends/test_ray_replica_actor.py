@@ -65,6 +65,17 @@ def test_the_stacks_of_a_hang_are_passed_on_once(tmp_path: Path):
     assert heard[-1] == Message("ended")
 
 
+def look_after_an_empty_program(replica: ReplicaActor, directory: Path) -> tuple[threading.Thread, int]:
+    """Let an actor run a program until it has ended. Return the actor's thread, and the number of its last answer."""
+    variables = {**os.environ, HANGS_DIR: str(directory / "hangs")}
+    thread = threading.Thread(target=replica._look_after, args=([sys.executable, "-c", ""], variables, directory))
+    thread.start()
+    answer, messages = replica.poll(0)
+    assert [message.kind for message in messages] == ["began"]
+    until(lambda: replica._process is not None and replica._process.poll() is not None)
+    return thread, answer
+
+
 def test_the_end_of_a_process_waits_until_the_end_of_its_profile_is_known(tmp_path: Path, monkeypatch):
     replica, directory = ReplicaActor(), tmp_path / "profile-4"
     directory.mkdir()
@@ -76,12 +87,7 @@ def test_the_end_of_a_process_waits_until_the_end_of_its_profile_is_known(tmp_pa
     monkeypatch.setattr(replica_actor, "FOLLOWED_S", 60.0)
     assert replica.ask("request_profile", 2).value == request
 
-    variables = {**os.environ, HANGS_DIR: str(tmp_path / "hangs")}
-    thread = threading.Thread(target=replica._look_after, args=([sys.executable, "-c", ""], variables, tmp_path))
-    thread.start()
-    answer, heard = replica.poll(0)
-    assert [message.kind for message in heard] == ["began"]
-    until(lambda: replica._process is not None and replica._process.poll() is not None)
+    thread, answer = look_after_an_empty_program(replica, tmp_path)
     answer, heard = replica.poll(answer)
     assert heard == []
     status = replica.ask("profile_status", request).value
@@ -110,12 +116,7 @@ def test_the_end_of_a_process_waits_for_an_answer_that_takes_longer_than_followe
     asking = threading.Thread(target=lambda: heard.append(replica.ask("profile_status", None)))
     asking.start()
     until(lambda: replica._questions)
-    variables = {**os.environ, HANGS_DIR: str(tmp_path / "hangs")}
-    running = threading.Thread(target=replica._look_after, args=([sys.executable, "-c", ""], variables, tmp_path))
-    running.start()
-    answer, messages = replica.poll(0)
-    assert [message.kind for message in messages] == ["began"]
-    until(lambda: replica._process is not None and replica._process.poll() is not None)
+    running, answer = look_after_an_empty_program(replica, tmp_path)
     answer, messages = replica.poll(answer)
     assert messages == []
     answers.set()
