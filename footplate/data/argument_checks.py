@@ -1,4 +1,4 @@
-"""Checks of the arguments of tables and loaders. It doesn't import torch, which code that only opens a table doesn't need."""
+"""Checks of the arguments of tables and loaders. They import no torch, since code that only opens a table needs none."""
 
 from __future__ import annotations
 
