@@ -1,4 +1,4 @@
-"""Shared parts of the three data benchmarks: data sets in every loader's format, and measurements that add up over runs.
+"""Shared parts of the data benchmarks: data sets in every loader's format, and measurements that add up over runs.
 
 Every entrant is a process of its own (`peers/data_loaders.py`) in its own environment, and has one turn in each round (see
 `common.interleave` for the reason). Each figure carries the number of its round, so you can run a benchmark in parts:
@@ -251,22 +251,26 @@ def data_directory(kept: Path | None):
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def complete(directory: Path) -> bool:
-    """Return True if a data set is complete. Remove an incomplete one."""
+def data_set(directory: Path, make: Callable[..., None], *arguments: Any) -> Path:
+    """Return the directory of a data set, and make the data set if it isn't complete.
+
+    It is made in a fork. Threads of pyarrow and Delta then don't exist in this process, which a quick run forks.
+
+    Args:
+        directory: the directory.
+        make: writes the data set into the directory, and then the file "complete".
+        arguments: of `make`, after the directory.
+    """
     if (directory / "complete").exists():
-        return True
+        return directory
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    return False
-
-
-def make_in_fork(make: Callable[..., None], *arguments: Any) -> None:
-    """Make a data set in a fork. Threads of pyarrow and Delta then don't exist in this process, which a quick run forks."""
-    process = multiprocessing.get_context("fork").Process(target=make, args=arguments)
+    process = multiprocessing.get_context("fork").Process(target=make, args=(directory, *arguments))
     process.start()
     process.join()
     if process.exitcode != 0:
         raise SystemExit(f"The data set wasn't made: exit status {process.exitcode}")
+    return directory
 
 
 def peers_formats(directory: Path, formats: dict[str, str]) -> None:

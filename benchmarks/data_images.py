@@ -73,10 +73,8 @@ def main() -> None:
     results = data_common.earlier(options.json, options.add)
     with data_common.data_directory(options.data) as root:
         for kind in options.kinds:
-            directory = root / kind
-            if not data_common.complete(directory):
-                rows = options.rows or (ROWS[kind] // 20 if options.quick else ROWS[kind])
-                data_common.make_in_fork(make, directory, kind, rows)
+            rows = options.rows or (ROWS[kind] // 20 if options.quick else ROWS[kind])
+            directory = data_common.data_set(root / kind, make, kind, rows)
             data_common.once(CACHED, directory, BATCH)  # fill the cache
             entrants = [LIMIT, FOOTPLATE, CACHED, *PEERS, *PETASTORM]
             results[kind] = data_common.continued(results.get(kind, {}), entrants, directory, BATCH, options)

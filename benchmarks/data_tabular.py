@@ -71,10 +71,8 @@ def main() -> None:
     results = data_common.earlier(options.json, options.add)
     with data_common.data_directory(options.data) as root:
         for kind in options.kinds:
-            directory = root / kind
-            if not data_common.complete(directory):
-                rows = options.rows or (400_000 if options.quick else 5_000_000)
-                data_common.make_in_fork(make, directory, kind, rows)
+            rows = options.rows or (400_000 if options.quick else 5_000_000)
+            directory = data_common.data_set(root / kind, make, kind, rows)
             entrants = [LIMIT, FLOOR, FOOTPLATE, *PEERS, PETASTORM]
             results[kind] = data_common.continued(results.get(kind, {}), entrants, directory, BATCH, options)
     ratios = {}

@@ -45,14 +45,7 @@ def make(directory: Path, rows: int) -> None:
 def main() -> None:
     options = data_common.parse(__doc__ or "", [KIND])
     machine = common.machine()
-    results = data_common.earlier(options.json, options.add)
-    with data_common.data_directory(options.data) as root:
-        directory = root / KIND
-        if not data_common.complete(directory):
-            rows = options.rows or (20_000 if options.quick else 200_000)
-            data_common.make_in_fork(make, directory, rows)
-        entrants = [LIMIT, FOOTPLATE, *PEERS]
-        rounds = data_common.continued(results.get(KIND, {}), entrants, directory, BATCH, options)
+    rounds = data_tokens.take_rounds(KIND, make, [LIMIT, FOOTPLATE, *PEERS], BATCH, options)
     ratios = {
         "vs_limit": data_common.paired(rounds, FOOTPLATE.name, LIMIT.name, "whole"),
         "vs_best_peer": data_common.paired(rounds, FOOTPLATE.name, data_common.best(rounds, PEERS, "whole"), "whole"),

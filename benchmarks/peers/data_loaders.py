@@ -450,17 +450,28 @@ def image_limit(directory, batch, workers):
 
 def tabular_limit(directory, batch, workers):
     """No loader: all cores read row groups into Arrow."""
+    groups = _row_groups(directory)
+    yield {"label": torch.zeros(0)}
+    for table in _read_groups(groups, workers):
+        yield {"label": torch.empty(table.num_rows)}
+
+
+def _row_groups(directory):
+    """The file and the number of each row group."""
+    import pyarrow.parquet as pq
+
+    files = _found(directory, "parquet/*.parquet")
+    return [(path, index) for path in files for index in range(pq.ParquetFile(path).num_row_groups)]
+
+
+def _read_groups(groups, workers):
+    """Read row groups into Arrow, with a thread for each worker."""
     from concurrent.futures import ThreadPoolExecutor
 
     import pyarrow.parquet as pq
 
-    files = _found(directory, "parquet/*.parquet")
-    groups = [(path, index) for path in files for index in range(pq.ParquetFile(path).num_row_groups)]
-    read = lambda group: pq.ParquetFile(group[0]).read_row_group(group[1], use_threads=False)  # noqa: E731
     with ThreadPoolExecutor(workers or 1) as pool:
-        yield {"label": torch.zeros(0)}
-        for table in pool.map(read, groups):
-            yield {"label": torch.empty(table.num_rows)}
+        yield from pool.map(lambda group: pq.ParquetFile(group[0]).read_row_group(group[1], use_threads=False), groups)
 
 
 def tabular_floor(directory, batch, workers):
@@ -469,8 +480,7 @@ def tabular_floor(directory, batch, workers):
 
     import pyarrow.parquet as pq
 
-    files = _found(directory, "parquet/*.parquet")
-    groups = [(path, index) for path in files for index in range(pq.ParquetFile(path).num_row_groups)]
+    groups = _row_groups(directory)
     kept = threading.local()
 
     def read(group):
@@ -495,17 +505,9 @@ tokens_limit = tabular_limit
 
 def packed_limit(directory, batch, workers):
     """No loader: all cores read row groups into Arrow."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    import pyarrow.parquet as pq
-
-    files = _found(directory, "parquet/*.parquet")
-    groups = [(path, index) for path in files for index in range(pq.ParquetFile(path).num_row_groups)]
-    read = lambda group: pq.ParquetFile(group[0]).read_row_group(group[1], use_threads=False)  # noqa: E731
-    with ThreadPoolExecutor(workers or 1) as pool:
-        for table in pool.map(read, groups):
-            tokens = sum(len(chunk.values) for chunk in table["tokens"].chunks)
-            yield {"tokens": torch.empty(1, tokens), "num_tokens": tokens}
+    for table in _read_groups(_row_groups(directory), workers):
+        tokens = sum(len(chunk.values) for chunk in table["tokens"].chunks)
+        yield {"tokens": torch.empty(1, tokens), "num_tokens": tokens}
 
 
 class Peak(threading.Thread):
@@ -545,9 +547,9 @@ def cpu_seconds():
 
 def _count(batch):
     """The rows of a batch; the tokens of one that counts them."""
-    return (
-        batch["num_tokens"] if "num_tokens" in batch else len(batch["label"] if "label" in batch else batch["tokens"])
-    )
+    if "num_tokens" in batch:
+        return batch["num_tokens"]
+    return len(batch["label"] if "label" in batch else batch["tokens"])
 
 
 def measure(name, directory, batch, workers, least_seconds):

@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol, Self
 
-import numpy as np
-
-from footplate.core.errors import CheckpointError, ConfigError
+from footplate.core.errors import CheckpointError
+from footplate.data.argument_checks import check_count
 from footplate.data.pipeline.batch_builder import Busy
 from footplate.distributed.world import World
 
@@ -166,12 +165,23 @@ class BatchLoader(ABC):
         other.busy = Busy()
         return other
 
-    def _check_batch_size(self, state_dict: dict[str, Any]) -> None:
-        """Raise if a state's position means other rows, since it is of another batch size.
+    def _check_settings(self, state_dict: dict[str, Any], names: Sequence[str]) -> None:
+        """Raise if a state's position means other rows, since the state has other settings.
+
+        Args:
+            state_dict: the state.
+            names: the attributes that must be equal.
 
         Raises:
-            CheckpointError: neither the batch of a rank nor the global batch is that of the state.
+            CheckpointError: one of them differs; or neither the batch of a rank nor the global batch is that of the state.
         """
+        for name in names:
+            saved, own = state_dict[name], getattr(self, name)
+            if saved != own:
+                raise CheckpointError(
+                    f"The checkpoint was made with {name}={saved!r}, not {own!r}, so its position means other rows. Use "
+                    f"{name}={saved!r} to resume."
+                )
         same_batch = self.batch_size == state_dict["batch_size"]
         if not same_batch and self.batch_size * self.world.size != state_dict["global_batch_size"]:
             raise CheckpointError(
@@ -180,6 +190,12 @@ class BatchLoader(ABC):
                 f"batch_size={state_dict['batch_size']} to resume."
             )
 
+    def _continue_at(self, state_dict: dict[str, Any]) -> None:
+        """Take the position of a state, and its global batch."""
+        self._global_batch_size = state_dict["global_batch_size"]
+        self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
+        self._restored, self._epoch_is_set = True, False
+
     def rank_rows(self, batch: int) -> int:
         """The number of rows of this rank's share of a batch: its weight in a mean over all ranks."""
         return self._plan(0).rank_rows(batch, self.world.rank, self.world.size)
@@ -187,17 +203,6 @@ class BatchLoader(ABC):
     def batch_rows(self, batch: int) -> int:
         """The number of rows of a batch over all ranks."""
         return self._plan(0).batch_rows(batch, self.world.size)
-
-
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return an argument as an int.
-
-    Raises:
-        ConfigError: it isn't an integer of at least `least`.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"{name}={value!r}: expected an integer of at least {least}.")
-    return int(value)
 
 
 def available_cores(world: World) -> int:

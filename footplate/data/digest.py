@@ -2,9 +2,10 @@
 
 A digest has parts, since not every comparison asks the same question:
 
-    kind       the kind of source: delta, parquet, memory, … content    a hash of the source's content. A copy of the
-    files has the same content written    a hash of when files were written (their times, or a store's tags), for
-    sources whose content is known in part rows       a hash of the selected rows, and of their row groups
+    kind       the kind of source: delta, parquet, memory, …
+    content    a hash of the source's content. A copy of the files has the same content
+    written    a hash of when files were written (their times, or a store's tags), if the content is known in part only
+    rows       a hash of the selected rows, and of their row groups
 
     caches           all parts must be equal: a wrong answer would be silent
     resuming         `written` may differ, with a warning: a job that restarts may have copied its files again

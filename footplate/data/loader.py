@@ -18,10 +18,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from footplate.core.errors import CheckpointError, ConfigError, DataError
-from footplate.data.batch_loader import BatchLoader, available_cores, check_count
+from footplate.data.argument_checks import check_count
+from footplate.data.batch_loader import BatchLoader, available_cores
 from footplate.data.order.plan import Epoch, Order
 from footplate.data.order.stream_sizes import choose_streams, choose_window_rows
 from footplate.data.packing.table import PackedTable
@@ -108,7 +107,7 @@ class Loader(BatchLoader):
             )
 
         self._spec = make_batch_spec(table, parse_size(image_size), image_mode, transform, on_error == "skip", seed)
-        self._rows = np.array([group.num_rows for group in table.row_groups], dtype=np.int64)
+        self._rows = table.group_rows
         group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
         self._streams, self._window = choose_streams(group_bytes, table.in_memory) if shuffle else (1, 1)
         in_pieces = bool(self._spec.read.images) and not table.in_memory
@@ -175,8 +174,7 @@ class Loader(BatchLoader):
         Raises:
             CheckpointError: the state is of another table, seed or batch size.
         """
-        own = self.state_dict()
-        missing = own.keys() - state_dict.keys()
+        missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise CheckpointError(
                 f"This is no state of a Loader: it has no {', '.join(sorted(missing))}. If it is from an earlier version "
@@ -184,19 +182,11 @@ class Loader(BatchLoader):
             )
 
         self.table.digest.check_resumed(state_dict["table"])
-        for name in ("seed", "shuffle", "drop_last"):
-            if state_dict[name] != own[name]:
-                raise CheckpointError(
-                    f"The checkpoint was made with {name}={state_dict[name]}, not {own[name]}, so its position means "
-                    f"other rows. Use {name}={state_dict[name]} to resume."
-                )
+        self._check_settings(state_dict, ("seed", "shuffle", "drop_last"))
 
-        self._check_batch_size(state_dict)
-        self._global_batch_size = state_dict["global_batch_size"]
         self._streams, self._window = state_dict["streams"], state_dict["window"]
         self._window_rows = state_dict["window_rows"]
-        self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
-        self._restored, self._epoch_is_set = True, False
+        self._continue_at(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_caches": None, "_workers": None}

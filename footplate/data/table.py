@@ -176,13 +176,20 @@ class Table:
     @property
     def num_rows(self) -> int:
         """The number of selected rows. With a filter, this reads the filter's columns."""
-        return int(self._counts.sum())
+        return int(self.group_rows.sum())
+
+    @functools.cached_property
+    def group_rows(self) -> np.ndarray:
+        """The number of selected rows of each row group, (groups,) int64."""
+        sizes = [group.num_rows for group in self._source.groups([])]
+        pairs = zip(sizes, self._positions, strict=True)
+        return np.array([n if rows is None else len(rows) for n, rows in pairs], dtype=np.int64)
 
     @functools.cached_property
     def row_groups(self) -> list[RowGroup]:
         """All row groups in order, with their numbers of selected rows (which may be 0)."""
         groups = self._source.groups(self._columns)
-        return [replace(group, num_rows=int(n)) for group, n in zip(groups, self._counts, strict=True)]
+        return [replace(group, num_rows=int(n)) for group, n in zip(groups, self.group_rows, strict=True)]
 
     def __len__(self) -> int:
         return self.num_rows
@@ -192,7 +199,7 @@ class Table:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("row_groups", "digest", "_positions", "_counts", "_group_starts"):
+        for name in ("row_groups", "digest", "group_rows", "_positions", "_group_starts"):
             state.pop(name, None)
         return state
 
@@ -317,7 +324,7 @@ class Table:
     def selected_bytes(self) -> list[int]:
         """Estimate the size of the selected rows of each row group: its size, times the share of its selected rows."""
         groups = self._source.groups(self._columns)
-        pairs = zip(groups, self._counts.tolist(), strict=True)
+        pairs = zip(groups, self.group_rows.tolist(), strict=True)
         return [group.nbytes * rows // max(1, group.num_rows) for group, rows in pairs]
 
     def where(self, group: int, row: int) -> str:
@@ -418,13 +425,6 @@ class Table:
 
         with ThreadPoolExecutor(4, "footplate-select") as pool:
             return list(pool.map(chosen, range(len(groups))))
-
-    @functools.cached_property
-    def _counts(self) -> np.ndarray:
-        """The number of selected rows of each row group, (groups,) int64."""
-        sizes = [group.num_rows for group in self._source.groups([])]
-        pairs = zip(sizes, self._positions, strict=True)
-        return np.array([n if rows is None else len(rows) for n, rows in pairs], dtype=np.int64)
 
     @functools.cached_property
     def _group_starts(self) -> list[int]:

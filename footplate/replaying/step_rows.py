@@ -189,7 +189,6 @@ class _OrderedTable:
         order = settings["order"]
         names = ("seed", "shuffle", "drop_last", "streams", "window", "window_rows")
         self._order = Order(order["global_batch_size"], **{name: order[name] for name in names})
-        self._counts = _group_rows(self._table)
 
     def num_batches(self, ranks: int) -> int:
         """The number of batches of an epoch."""
@@ -201,7 +200,7 @@ class _OrderedTable:
         yield from _named(self._table, self._record, numbers, rank, batch, self._number)
 
     def _epoch(self, epoch: int) -> Epoch:
-        return Epoch(self._counts, self._order, 0 if self._same_epoch else epoch)
+        return Epoch(self._table.group_rows, self._order, 0 if self._same_epoch else epoch)
 
 
 class _OrderedMixture:
@@ -218,11 +217,10 @@ class _OrderedMixture:
         self._records: dict[str, dict[str, Any]] = settings["tables"]
         self.num_tables = len(self._records)
         self._tables = [
-            _reopen(record, tables[name] if isinstance(tables, Mapping) else None, f"table={{{name!r}: table, …}}")
+            _reopen(record, tables.get(name) if isinstance(tables, Mapping) else None, f"table={{{name!r}: table, …}}")
             for name, record in self._records.items()
         ]
         self._order = MixedOrder.from_state(settings["order"])
-        self._counts = [_group_rows(table) for table in self._tables]
 
     def num_batches(self, ranks: int) -> int:
         """The number of batches of an epoch."""
@@ -239,7 +237,8 @@ class _OrderedMixture:
             first_sequence += len(numbers)
 
     def _epoch(self, epoch: int) -> MixedEpoch:
-        return MixedEpoch(self._counts, list(self._records), self._order, 0 if self._same_epoch else epoch)
+        counts = [table.group_rows for table in self._tables]
+        return MixedEpoch(counts, list(self._records), self._order, 0 if self._same_epoch else epoch)
 
 
 def _reopen(record: dict[str, Any], table: Table | Mapping[str, Table] | None, argument: str) -> Table:
@@ -268,8 +267,3 @@ def _named(
     digest = Digest.from_state(record["digest"])
     for address in table.addresses(numbers):
         yield Row(rank, batch, loader, digest.uri, digest.version, **vars(address))
-
-
-def _group_rows(table: Table) -> np.ndarray:
-    """The number of rows of each row group, (groups,) int64."""
-    return np.array([group.num_rows for group in table.row_groups], dtype=np.int64)

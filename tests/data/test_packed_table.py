@@ -174,6 +174,17 @@ def test_documents_of_a_sequence_are_named(parquet: str) -> None:
     assert [address.sequence for address in table.addresses(np.array([[0, 4], [0, 2]]))][-1] == 1  # type: ignore[attr-defined]
 
 
+def test_documents_of_several_ranks_are_named_from_one_read_of_their_unit(parquet: str, tmp_path: Path) -> None:
+    table = Table(parquet).pack(SIZE)
+    ranks = np.array([[0, 0], [0, 1]]), np.array([[0, 2], [0, 3]])
+    expected = [Table(parquet).pack(SIZE).addresses(rows) for rows in ranks]
+    first = table.addresses(ranks[0])
+    assert pickle.loads(pickle.dumps(table)).addresses(ranks[0]) == first
+    for file in Path(parquet).glob("*.parquet"):
+        file.rename(tmp_path / file.name)
+    assert [first, table.addresses(ranks[1])] == expected
+
+
 def test_a_record_opens_the_same_sequences_again(parquet: str) -> None:
     table = (
         Table(parquet, filter=None).split({"train": 0.5}, seed=3)["train"].pack(SIZE, truncate=True, padding_value=7)
@@ -250,6 +261,10 @@ def test_other_documents_have_counts_of_their_own_in_a_cache(parquet: str, tmp_p
         ({"sequence_length": True}, "sequence_length=True"),
         ({"sequence_length": 8, "padding_value": {"text": 0}}, "one value for each of the columns tokens; got 'text'"),
         ({"sequence_length": 8, "padding_value": "0"}, "padding_value='0' for column 'tokens': expected a number"),
+        (
+            {"sequence_length": 8, "padding_value": 0.5},
+            "padding_value=0.5 for column 'tokens' of int32: expected an int",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:

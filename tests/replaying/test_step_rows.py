@@ -318,6 +318,8 @@ def test_tables_of_a_mixture_in_memory_are_passed_by_name(tmp_path):
     trainer(tmp_path / "run", max_epochs=1).fit(module, loader)
     with pytest.raises(fp.ConfigError, match=r"was in memory.*table=\{'a': table, …\}"):
         fp.rows(tmp_path / "run", 1)
+    with pytest.raises(fp.ConfigError, match=r"was in memory.*table=\{'b': table, …\}"):
+        fp.rows(tmp_path / "run", 1, {"a": tables["a"]})
     assert [row.row for row in fp.rows(tmp_path / "run", 1, tables).rows] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 

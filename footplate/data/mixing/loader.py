@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from footplate.core.errors import CheckpointError, ConfigError
-from footplate.data.batch_loader import BatchLoader, available_cores, check_count
+from footplate.data.argument_checks import check_count
+from footplate.data.batch_loader import BatchLoader, available_cores
 from footplate.data.loader import choose_prefetch
 from footplate.data.mixing.matching import check_shapes, check_tables
 from footplate.data.mixing.pipeline import MixedPipeline
@@ -53,8 +52,9 @@ class MixedLoader(BatchLoader):
         pin_memory: see `Loader`.
 
     Raises:
-        ConfigError: an invalid argument, or weights with which an epoch would never end.
-        DataError: an empty table, tables of different columns, or columns that a batch can't hold.
+        ConfigError: an invalid argument; or, when iterating, weights with which an epoch would never end.
+        DataError: an empty table, tables of different columns, or columns that a batch can't hold; or, when iterating, a
+            table of too few rows for a batch.
     """
 
     def __init__(
@@ -82,9 +82,7 @@ class MixedLoader(BatchLoader):
         self.seed = seed
         self._phases = parse_weights(weights, list(tables))
         self._specs = [make_batch_spec(table, None, "auto", None, False, seed) for table in tables.values()]
-        self._rows = [
-            np.array([group.num_rows for group in table.row_groups], dtype=np.int64) for table in tables.values()
-        ]
+        self._rows = [table.group_rows for table in tables.values()]
         self._streams: Sequence[tuple[int, int]] = ()
         check_shapes(dict(zip(tables, (spec.shapes for spec in self._specs), strict=True)))
 
@@ -143,13 +141,7 @@ class MixedLoader(BatchLoader):
             )
         for name, table in self.tables.items():
             table.digest.check_resumed(state_dict["tables"][name])
-        for name in ("seed", "shuffle", "mode"):
-            if state_dict[name] != own[name]:
-                raise CheckpointError(
-                    f"The checkpoint was made with {name}={state_dict[name]!r}, not {own[name]!r}, so its position means "
-                    f"other rows. Use {name}={state_dict[name]!r} to resume."
-                )
-        self._check_batch_size(state_dict)
+        self._check_settings(state_dict, ("seed", "shuffle", "mode"))
         before = [_until(schedule, state_dict["batch"]) for schedule in (state_dict["weights"], own["weights"])]
         if before[0] != before[1]:
             raise CheckpointError(
@@ -158,10 +150,8 @@ class MixedLoader(BatchLoader):
                 f"You may change them from batch {state_dict['batch']} on."
             )
 
-        self._global_batch_size = state_dict["global_batch_size"]
         self._streams = MixedOrder.from_state(state_dict).streams
-        self._epoch, self._batch = state_dict["epoch"], state_dict["batch"]
-        self._restored, self._epoch_is_set = True, False
+        self._continue_at(state_dict)
 
     @property
     def _order(self) -> MixedOrder:
@@ -170,10 +160,10 @@ class MixedLoader(BatchLoader):
 
     def _choose_streams(self, number: int) -> tuple[int, int]:
         """Choose the number of streams of a table, and how many row groups a window gathers."""
-        table = list(self.tables.values())[number]
-        group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
         if not self.shuffle:
             return 1, 1
+        table = list(self.tables.values())[number]
+        group_bytes = [group.nbytes for group in table.row_groups if group.num_rows]
         most = most_streams(self._phases, number, self.global_batch_size)
         return choose_streams(group_bytes, table.in_memory, most, len(self.tables))
 

@@ -14,7 +14,7 @@ import numpy as np
 from footplate.core import rng
 from footplate.core.errors import DataError
 from footplate.data.order.mixed_table import MixedTable
-from footplate.data.order.mixing import Mixing, Mode, Phase, check_used_up
+from footplate.data.order.mixing import Mixing, Mode, Phase, count_batches
 from footplate.data.order.plan import Order
 
 
@@ -76,10 +76,9 @@ class MixedEpoch:
 
     def __init__(self, rows: Sequence[np.ndarray], names: Sequence[str], order: MixedOrder, epoch: int) -> None:
         totals = [int(counts.sum()) for counts in rows]
-        check_used_up(order.phases, totals, names, order.batch_size, order.mode)
         mixing = Mixing(order.phases, order.batch_size)
         self.epoch = epoch
-        self._batch_size, self._batches = order.batch_size, mixing.num_batches(totals, order.mode)
+        self._batch_size, self._batches = order.batch_size, count_batches(mixing, totals, names, order.mode)
         # Tables of equal rows have orders of their own.
         orders = [
             Order(streams, rng.mix(order.seed, number), order.shuffle, False, streams, window)

@@ -160,16 +160,19 @@ def parse_weights(
     return [Phase(batch, _normal(schedule[batch], names, f"weights[{batch}]")) for batch in sorted(schedule)]
 
 
-def check_used_up(
-    phases: Sequence[Phase], rows: Sequence[int], names: Sequence[str], batch_size: int, mode: Mode
-) -> None:
-    """Raise if an epoch would have no batch, or no end.
+def count_batches(mixing: Mixing, rows: Sequence[int], names: Sequence[str], mode: Mode) -> int:
+    """Return the number of batches of an epoch.
+
+    Args:
+        mixing: the tables of all places.
+        rows: the number of rows of each table.
+        names: the names of the tables.
+        mode: see `Mixing.num_batches`.
 
     Raises:
-        ConfigError: the schedule stops reading a table before it has been read once.
+        ConfigError: the schedule stops reading a table before it has been read once, so that the epoch has no end.
         DataError: a table has too few rows for one batch.
     """
-    mixing = Mixing(phases, batch_size)
     for table, (name, count) in enumerate(zip(names, rows, strict=True)):
         if mode == "max_size_cycle" and mixing.batch_of(table, count - 1) is None:
             raise ConfigError(
@@ -177,13 +180,15 @@ def check_used_up(
                 'an epoch of mode="max_size_cycle" would never end. Give it a weight in the last phase, or use '
                 'mode="min_size".'
             )
-    if mixing.num_batches(rows, mode) == 0:
+    batches = mixing.num_batches(rows, mode)
+    if batches == 0:
         needed = mixing.rows_before(1)
         name, count, least = next(row for row in zip(names, rows, needed.tolist(), strict=True) if row[1] < row[2])
         raise DataError(
-            f"Table {name!r} has {count} rows, and a global batch of {batch_size} takes {least} of it, so there is no "
-            'batch. Use a smaller batch_size, a smaller weight, or mode="max_size_cycle".'
+            f"Table {name!r} has {count} rows, and a global batch of {mixing.batch_size} takes {least} of it, so there is "
+            'no batch. Use a smaller batch_size, a smaller weight, or mode="max_size_cycle".'
         )
+    return batches
 
 
 def _normal(weights: Any, names: Sequence[str], where: str) -> tuple[float, ...]:

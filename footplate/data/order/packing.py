@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# With sequences of this number in a unit, the last ones, which are seldom full, cost little.
+# The size of a unit. The last sequences of a unit are seldom full. Among this many sequences, they cost little.
 _LEAST_SEQUENCES = 64
 _LEAST_BYTES = 4 * 2**20
 _TOKEN_BYTES = 4
@@ -82,7 +82,8 @@ def plan_packing(lengths: np.ndarray, sequence_length: int, truncate: bool = Fal
 def gather_units(group_bytes: Sequence[int], sequence_length: int) -> np.ndarray:
     """Return where units of neighbouring row groups begin and end, (units + 1,) int64.
 
-    A unit has so many tokens that the sequences that aren't full hardly count. A larger row group is a unit alone.
+    A unit has at least 4 MiB of tokens and fills at least 64 sequences, unless the table is smaller. So the few sequences
+    that aren't full are a small share of it. A row group that is large enough ends its unit.
 
     Args:
         group_bytes: the size of the documents of each row group.

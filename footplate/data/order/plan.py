@@ -218,12 +218,10 @@ class Epoch:
 
     def last_row(self, window: int) -> int:
         """The number of the last row of a window; see `slices_between`."""
-        stream = int(self._window_stream[window])
-        offset = int(self._window_start[window + 1] - 1 - self._stream_start[stream])
-        share = int(self._share[stream])
-        batch = min(offset // share, self.full_batches) if share else self.full_batches
+        batch, stream = self.last_batch(window), self.window_stream(window)
         shares = self._share if batch < self.full_batches else self._tail_share
-        return batch * self.order.batch_size + int(shares[:stream].sum()) + offset - batch * share
+        offset = int(self._window_start[window + 1] - 1 - self._stream_start[stream])
+        return batch * self.order.batch_size + int(shares[:stream].sum()) + offset - batch * int(self._share[stream])
 
     def _rows_before(self, row: int) -> np.ndarray:
         """How many of the first rows of the epoch come from each stream, (streams,) int64."""

@@ -77,7 +77,7 @@ class PackedSource:
         self.documents, self.packing, self._cache = documents, packing, cache
         self.uri, self.kind = documents.uri, documents.kind
         self.in_memory, self.is_remote = documents.in_memory, documents.is_remote
-        types = {field.name: pa.list_(_list_type(documents, field)) for field in documents.schema}
+        types = {field.name: pa.list_(list_type(documents, field)) for field in documents.schema}
         self.schema = pa.schema([pa.field(name, kind) for name, kind in types.items()])
         group_bytes = documents.selected_bytes()
         # (units + 1,): where the row groups of each unit begin and end
@@ -245,7 +245,7 @@ def _gathered(items: pa.Array, begins: np.ndarray, lengths: np.ndarray) -> pa.Ar
     return pa.Array.from_buffers(items.type, len(gathered), [None, pa.py_buffer(gathered)])
 
 
-def _list_type(documents: Table, field: pa.Field) -> pa.DataType:
+def list_type(documents: Table, field: pa.Field) -> pa.DataType:
     """Return the type of a column of documents.
 
     Raises:

@@ -17,20 +17,26 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import numpy as np
+import pyarrow.types as pt
 
 from footplate.core.errors import ConfigError, DataError
 from footplate.core.hashing import hashed
+from footplate.data.argument_checks import check_count
 from footplate.data.digest import Digest
-from footplate.data.packing.source import PackedSource, Packing
+from footplate.data.order.packing import PackPlan
+from footplate.data.packing.source import PackedSource, Packing, list_type
 from footplate.data.table import RowAddress, Table
 
 # The columns that a batch of sequences has beside those of the table.
 ID_COLUMNS = ("document_ids", "position_ids")
+
+# As many units as a table has that is permuted as one window.
+_PLANNED_UNITS = 16
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,11 @@ class PackedTable(Table):
         rows = hashed(documents.rows, self.packing.key, self._columns, self._packed.counts)
         return Digest(documents.kind, documents.content, rows, documents.written, documents.uri, documents.version)
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("_planned", None)
+        return state
+
     def __repr__(self) -> str:
         return f"{self.documents!r}.pack({self.packing.sequence_length})"
 
@@ -120,15 +131,15 @@ class PackedTable(Table):
     def addresses(self, rows: np.ndarray) -> list[RowAddress]:
         """Return the addresses of the documents of some sequences, as `PieceAddress`.
 
-        This reads the lengths of the documents of their units.
+        This reads the lengths of the documents of their units. It keeps those of the last units, since the batches of all
+        ranks may take sequences from the same ones.
 
         Args:
             rows: (n, 2) int64, as `Epoch.rows` returns them: the unit, and the number of the sequence in it.
         """
-        plans = {unit: (self._packed.plan(unit), self._packed.document_rows(unit)) for unit in {*rows[:, 0].tolist()}}
         addresses: list[RowAddress] = []
         for number, (unit, sequence) in enumerate(rows.tolist()):
-            plan, documents = plans[unit]
+            plan, documents = self._planned(unit)
             pieces = slice(plan.first_piece[sequence], plan.first_piece[sequence + 1])
             starts = plan.start[pieces]
             spans = zip(starts.tolist(), (starts + plan.length[pieces]).tolist(), strict=True)
@@ -148,6 +159,13 @@ class PackedTable(Table):
             "digest": self.digest.state_dict(),
         }
 
+    @functools.cached_property
+    def _planned(self) -> Callable[[int], tuple[PackPlan, np.ndarray]]:
+        """The plan of a unit, and the rows of its documents. Those of the last units are kept."""
+        return functools.lru_cache(_PLANNED_UNITS)(
+            lambda unit: (self._packed.plan(unit), self._packed.document_rows(unit))
+        )
+
 
 def pack(
     documents: Table,
@@ -162,8 +180,7 @@ def pack(
         ConfigError: an invalid argument.
         DataError: a column isn't a list of numbers.
     """
-    if isinstance(sequence_length, bool) or not isinstance(sequence_length, (int, np.integer)) or sequence_length < 1:
-        raise ConfigError(f"sequence_length={sequence_length!r}: expected an integer of at least 1.")
+    length = check_count("sequence_length", sequence_length)
     names = documents.columns
     for name in ID_COLUMNS:
         if name in names:
@@ -171,11 +188,15 @@ def pack(
                 f"{documents.uri}: column {name!r} has the name of a value that packing adds to a batch. Leave it out with "
                 "columns=[…], or rename it."
             )
+    kinds = {field.name: list_type(documents, field).value_type for field in documents.schema}
     padding = _padding_of(names, padding_value)
     for name, value in padding.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"padding_value={value!r} for column {name!r}: expected a number.")
-    return PackedTable(documents, Packing(int(sequence_length), bool(truncate), padding), cache)
+        # NumPy would cut off the fraction.
+        if pt.is_integer(kinds[name]) and not isinstance(value, int):
+            raise ConfigError(f"padding_value={value!r} for column {name!r} of {kinds[name]}: expected an integer.")
+    return PackedTable(documents, Packing(length, bool(truncate), padding), cache)
 
 
 def _padding_of(names: Sequence[str], value: float | Mapping[str, float]) -> dict[str, float]:

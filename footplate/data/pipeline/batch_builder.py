@@ -119,7 +119,7 @@ class BatchBuilder:
         self._decoders, self._caches = decoders, caches
         self._buffers, self._workers, self._busy = buffers, workers, busy
         # (groups + 1,): the number in the table of each row group's first row
-        self._first_row = np.concatenate([[0], np.cumsum([group.num_rows for group in table.row_groups])])
+        self._first_row = np.concatenate([[0], np.cumsum(table.group_rows)])
         self._with_rng = spec.transform is not None and takes_rng(spec.transform)
 
     def begin(self, slices: list[WindowSlice], windows: dict[int, Window]) -> PendingBatch:

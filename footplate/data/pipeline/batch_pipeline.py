@@ -4,9 +4,8 @@
 
 1. The feeder waits for the windows of the next batch and collates its columns. It hands the images to the decoders in small
    tasks, which write straight into the batch's memory. Up to `prefetch` batches are pending.
-2. The consumer takes the batches in order, and waits for the tasks of each. If something fails, the error is raised
-where the
-   batch is taken.
+2. The consumer takes the batches in order, and waits for the tasks of each. If something fails, the error is raised where
+   the batch is taken.
 3. `close` ends all threads. Nothing keeps running.
 """
 
