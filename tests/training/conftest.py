@@ -1,7 +1,8 @@
-"""A function that fits a small model and records it."""
+"""A function that fits a small model, and the messages that Footplate logs."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -25,3 +26,8 @@ def fit(make_trainer):
         return trainer, watch
 
     return run
+
+
+@pytest.fixture
+def _warnings_are_seen(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="footplate")
