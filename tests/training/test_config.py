@@ -103,3 +103,13 @@ def test_a_value_that_is_assigned_counts_in_processes_that_the_trainer_starts(ma
     trainer.max_epochs, trainer.limit_train_batches = 1, 2
     trainer.fit(Classifier(), loader())
     assert trainer.global_step == 2
+
+
+def test_the_older_spellings_are_understood_with_one_line_each(make_trainer, monkeypatch):
+    with pytest.warns(FutureWarning, match="gpus"), pytest.raises(fp.ConfigError, match="cuda"):
+        make_trainer(accelerator="auto", gpus=1)
+    with pytest.warns(FutureWarning, match="tpu_cores"), pytest.raises(fp.ConfigError, match="tpu"):
+        make_trainer(accelerator="auto", tpu_cores=8)
+    monkeypatch.setenv("XLA_USE_BF16", "1")
+    with pytest.warns(FutureWarning, match="XLA_USE_BF16"):
+        assert make_trainer().precision.name == "bf16-true"

@@ -413,3 +413,14 @@ def test_a_training_step_that_a_callback_replaces_is_the_one_that_trains(make_tr
 
     make_trainer(max_epochs=1, callbacks=[Replaces()]).fit(Classifier(), loader())
     assert called == [2] * 12
+
+
+def test_what_holds_a_trainer_is_copied_and_sent_without_it(make_trainer):
+    """Averaging callbacks copy modules. Processes receive them by pickle."""
+    made, module = make_trainer(max_epochs=1), Classifier()
+    made.fit(module, loader())
+    holder = {"trainer": made, "module": module}
+    copied = copy.deepcopy(holder)
+    assert copied["trainer"] is made
+    assert copied["module"] is not module
+    assert pickle.loads(pickle.dumps(holder))["trainer"] is None

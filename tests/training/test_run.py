@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from models.small import Classifier, loader
 
 import footplate as fp
 from footplate.core.errors import ConfigError
+from training.fits import final
 
 
 class Reads(fp.Callback):
@@ -85,3 +87,28 @@ def test_a_callback_may_change_an_argument_while_a_run_goes_on(make_trainer):
     trainer = make_trainer(max_epochs=2, callbacks=Longer())
     trainer.fit(Classifier(), loader(20))
     assert (trainer.current_epoch, trainer.max_epochs) == (3, 3)
+
+
+def test_the_same_trainer_fits_a_second_model_from_the_beginning(make_trainer):
+    trainer = make_trainer(max_epochs=1)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = Classifier()
+        trainer.fit(model, loader())
+        results.append(final(model))
+        assert trainer.global_step == 12
+    assert torch.equal(*results)
+
+
+def test_predictions_begin_without_the_metrics_of_an_earlier_call(make_trainer):
+    made, seen = make_trainer(max_epochs=1), []
+
+    class Predicts(Classifier):
+        def predict_step(self, batch, batch_idx):
+            seen.append(dict(self.trainer.callback_metrics))
+
+    made.fit(Predicts(), loader())
+    assert made.callback_metrics
+    made.predict(dataloaders=loader(10))
+    assert seen == [{}]
