@@ -34,6 +34,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile Footplate again
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first `python3` of PATH
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark"))
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # else Ray kills its own when others here use the memory
 torch.set_num_threads(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def instruction(name: str, opcode: str, scope: str, shape: bytes, *called: int) 
     return message((1, name), (2, opcode), (3, shape), (7, message((2, scope))), *([(38, packed)] if called else []))
 
 
+DOT = (Instruction("dot", "dot", "jit(step)/aten.mm.default:mm/dot_general", 10, ()),)
 MATRIX = message((2, 11), (3, varint(4) + varint(8)))
 
 
@@ -93,7 +95,7 @@ def test_a_program_is_read_with_its_plan_of_memory(tmp_path: Path):
     body = message((5, 3), (2, instruction("sin.0", "sine", "jit(step)/aten.sin.default:sin/sin", MATRIX)))
     tuple_of_two = message((4, MATRIX), (4, MATRIX))
     entry = message((5, 1), (2, instruction("fusion", "fusion", "jit(step)/x", tuple_of_two, 3)))
-    module = message((1, "jit_step"), (3, body), (3, entry), (5, 42))
+    module = message((1, "jit_step_4"), (3, body), (3, entry), (5, 42))
     buffers = [(1, message((1, number), (2, size))) for number, size in ((0, 128), (1, 128), (2, 64))]
     allocations = [
         (3, message((1, 0), (2, 1000), (5, 1))),  # an input
@@ -107,12 +109,24 @@ def test_a_program_is_read_with_its_plan_of_memory(tmp_path: Path):
     (tmp_path / "p.pb").write_bytes(xplane(message((1, module), (3, assignment))))
 
     (program,) = read_programs(tmp_path / "p.pb")
-    assert (program.id, program.name, program.held_bytes, program.reserved_bytes) == (42, "jit_step", 1500, 1692)
+    assert (program.id, program.name, program.held_bytes, program.reserved_bytes) == (42, "jit_step_4", 1500, 1692)
     assert program.instructions["sin.0"] == Instruction("sin.0", "sine", "jit(step)/aten.sin.default:sin/sin", 32, ())
     assert (program.instructions["fusion"].elements, program.instructions["fusion"].called) == (64, (3,))
     assert [(event.instruction, event.nbytes) for event in program.events] == [
         ("sin.0", 128), ("sin.0", -128), ("fusion", 128), ("copy", 64), ("fusion", -128), ("copy", -64),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("temporary", "events"), [(192, None), (0, ())])
+def test_a_program_with_temporary_memory_and_no_trace_lacks_its_plan(temporary: int, events: Any, tmp_path: Path):
+    """So it comes from the cache of compiled programs."""
+    allocations = [(3, message((1, 0), (2, 1000), (5, 1))), (3, message((1, 1), (2, temporary)))]
+    module = message((1, "jit_step_4"), (3, message((5, 1))), (5, 42))
+    (tmp_path / "p.pb").write_bytes(xplane(message((1, module), (3, message(*allocations)))))
+    (program,) = read_programs(tmp_path / "p.pb")
+    assert (program.held_bytes, program.reserved_bytes, program.events) == (1000, 1000 + temporary, events)
+    ran = HloResults([event("dot", 0, 10)], [replace(program, computations={1: DOT})], {"step": STEP})
+    assert ran.has_plans == (events is not None)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +197,7 @@ def test_operations_of_both_passes_know_the_line_that_they_come_from(by_hand: bo
         assert updates <= found["step by hand"]
 
 
-def program(*events: BufferEvent, held: int = 100) -> HloProgram:
+def program(*events: BufferEvent, held: int = 100, name: str = "jit_step_4") -> HloProgram:
     """A product of line 7, a fusion of lines 7 and 9, an optimizer's operation, and a loop."""
     outer = (
         Instruction("dot", "dot", "jit(step)/aten.mm.default:mm/dot_general", 10, ()),
@@ -197,7 +211,7 @@ def program(*events: BufferEvent, held: int = 100) -> HloProgram:
         Instruction("sin", "sine", "jit(step)/aten.sin.default:sin/sin", 30, ()),
         Instruction("mul", "multiply", "jit(step)/aten.mul.Tensor:mul/mul", 10, ()),
     )
-    return HloProgram(1, "jit_step", {1: outer, 2: inner}, held, 4000, events)
+    return HloProgram(1, name, {1: outer, 2: inner}, held, 4000, events)
 
 
 STEP = {
@@ -209,11 +223,11 @@ STEP = {
 
 
 def event(name: str, start_ns: int, duration_ns: int, run: int = 1, device: int = 0) -> HloEvent:
-    return HloEvent(1, "jit_step", (run, device), name, start_ns, duration_ns)
+    return HloEvent(1, "jit_step_4", (run, device), name, start_ns, duration_ns)
 
 
 def test_an_operation_is_divided_among_its_lines_by_elements():
-    origins = Origins(program(), [STEP])
+    origins = Origins(program(), {"step": STEP})
     assert origins.known
     assert origins.shares("dot") == {Origin(FIRST, REST): 1.0}
     assert origins.shares("fusion") == {Origin(FIRST, BACKWARD): 0.75, Origin(SECOND, REST): 0.25}
@@ -224,27 +238,53 @@ def test_an_operation_is_divided_among_its_lines_by_elements():
 
 @given(st.dictionaries(st.sampled_from(sorted(STEP)), st.sampled_from([FIRST, SECOND, None])))
 def test_shares_sum_to_one_whatever_is_known(lines: dict[str, Line | None]):
-    origins = Origins(program(), [{scope: Origin(line, REST) for scope, line in lines.items()}])
+    origins = Origins(program(), {"step": {scope: Origin(line, REST) for scope, line in lines.items()}})
     assert origins.known == (lines.keys() == STEP.keys())
     for name in ("dot", "fusion", "update", "copy"):
         assert math.isclose(sum(origins.shares(name).values()), 1.0)
 
 
 def test_a_program_whose_names_no_captured_step_has_is_named_and_has_no_lines():
-    results = HloResults([event("dot", 0, 10)], [program()], [{"aten.mm.default:mm_7": Origin(FIRST, REST)}])
-    assert results.unknown == ["jit_step"]
+    results = HloResults([event("dot", 0, 10)], [program()], {"step": {"aten.mm.default:mm_7": Origin(FIRST, REST)}})
+    assert results.unknown == ["jit_step_4"]
     assert results.lines(10) == ([], {"operations of XLA's own": 10, IDLE: 0})
 
 
-def test_the_program_of_an_evaluation_has_its_own_lines():
+def test_each_program_has_the_lines_of_the_step_with_its_name():
+    """The graph of an evaluation may have the same operations as the beginning of a training step."""
     evaluation = {scope: Origin(SECOND, REST) for scope in STEP}
-    training = {**STEP, "aten.mm.default:mm_1": Origin(FIRST, BACKWARD)}
-    assert Origins(program(), [training, evaluation]).shares("dot") == {Origin(SECOND, REST): 1.0}
+    steps = {"step": STEP, "validation_step": evaluation}
+    assert Origins(program(), steps).shares("dot") == {Origin(FIRST, REST): 1.0}
+    assert Origins(program(name="jit_validation_step"), steps).shares("dot") == {Origin(SECOND, REST): 1.0}
+    other = Origins(program(name="jit_of_the_user"), {"step": STEP})
+    assert not other.known
+
+
+def test_a_program_of_jax_itself_has_no_lines_and_is_no_reason_for_a_note():
+    small = HloProgram(1, "jit_add", {1: (Instruction("add", "add", "jit(add)/add", 10, ()),)}, 0, 0, ())
+    results = HloResults([HloEvent(1, "jit_add", (1, 0), "add", 0, 10)], [small], {"step": STEP})
+    assert results.unknown == []
+    assert results.lines(10) == ([], {"operations of XLA's own": 10, IDLE: 0})
+
+
+@pytest.mark.parametrize("number", [1, 5, 9])
+def test_a_program_from_the_cache_is_found_by_its_name_and_its_operations(number: int):
+    """Its events have the number that it had in the process which compiled it, perhaps that of another program now."""
+    other = HloProgram(5, "jit_add", {1: (Instruction("add", "add", "", 10, ()),)}, 0, 0, ())
+    events = [replace(event("dot", 0, 100), program=number), replace(event("fusion", 100, 80), program=number)]
+    results = HloResults(events, [other, program()], {"step": STEP})
+    lines, _ = results.lines(180)
+    assert [(row.line, row.self_ns, row.backward_ns) for row in lines] == [(FIRST, 100, 60), (SECOND, 20, 0)]
+
+
+def test_events_of_a_program_that_the_file_lacks_belong_to_none():
+    results = HloResults([event("dot", 0, 100), event("of another", 0, 100)], [program()], {"step": STEP})
+    assert not results.has_programs
 
 
 def test_times_are_charged_to_lines_and_the_rest_to_phases():
     events = [event("loop", 0, 400), event("dot", 0, 100), event("fusion", 100, 80), event("update", 150, 50)]
-    results = HloResults([*events, event("copy", 300, 10)], [program()], [STEP])
+    results = HloResults([*events, event("copy", 300, 10)], [program()], {"step": STEP})
     assert [row.name for row in results.operators()] == ["dot", "fusion", "update", "copy"]
     lines, other = results.lines(500)
     assert [(row.line, row.self_ns, row.backward_ns) for row in lines] == [(FIRST, 100, 60), (SECOND, 20, 0)]
@@ -259,7 +299,7 @@ def test_memory_of_the_first_device_goes_through_all_runs():
         event("dot", 1_500_000, 10, device=1),
         event("dot", 5_000_000, 10, run=2), event("fusion", 4_000_000, 10, run=2),
     ]  # fmt: skip
-    results = HloResults(events, [program(*taken)], [STEP])
+    results = HloResults(events, [program(*taken)], {"step": STEP})
     rows = results.allocations("tpu", 2)
     assert [(row.step, row.nbytes, row.allocated_bytes, row.operator) for row in rows] == [
         (0, 100, 100, HELD), (0, 50, 150, "dot"), (0, 30, 180, "fusion"), (0, -50, 130, "dot"), (0, -30, 100, "fusion"),

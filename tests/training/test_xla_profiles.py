@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 import torch
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from torch.utils.data import DataLoader
 
 import footplate as fp
 from training.profiled_nets import FILE, Remember, Wide, events, line_of, ms, tables
 
 
+@pytest.fixture(autouse=True)
+def _no_program_is_loaded(tmp_path: Path) -> Iterator[None]:
+    config: Any = jax.config
+    directory = config.jax_compilation_cache_dir
+    config.update("jax_compilation_cache_dir", str(tmp_path / "programs"))
+    reset_cache()
+    yield
+    config.update("jax_compilation_cache_dir", directory)
+    reset_cache()
+
+
 @pytest.mark.slow
 def test_a_run_on_xla_is_recorded_by_jax(make_trainer, tmp_path: Path):
     losses = []
-    for profiler in (None, fp.Profiler("2:6")):
+    for profiler in (fp.Profiler("2:6"), None):
         remember = Remember()
         torch.manual_seed(3)
         data = DataLoader(torch.randn(2560, 512), batch_size=256)
@@ -31,7 +49,8 @@ def test_a_run_on_xla_is_recorded_by_jax(make_trainer, tmp_path: Path):
     }  # fmt: skip
     operators, programs = tables(folder / "operators-rank0.md")
     assert any("dot" in row["operator"] or "fusion" in row["operator"] for row in operators)
-    assert (programs[0]["region"], programs[0]["calls"]) == ("jit_step", "4")
+    assert programs[0]["region"].startswith("jit_training_step_")
+    assert programs[0]["calls"] == "4"
     assert "Times of all 4 steps together" in (folder / "operators-rank0.md").read_text()
     lines, outside = tables(folder / "lines-rank0.md")
     name = FILE.name
@@ -101,6 +120,27 @@ def test_without_stacks_and_memory_a_run_on_xla_has_its_lines(make_trainer, tmp_
     folder = tmp_path / "run/profile-2"
     assert not (folder / "memory-rank0.csv").exists()
     assert f":{line_of('layers')} " in (folder / "lines-rank0.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_program_from_the_cache_has_its_lines_and_says_why_it_has_no_memory(tmp_path: Path):
+    """Programs have other numbers in the second process, which has made more of them before."""
+    found = {}
+    for attempt in ("compiled", "loaded"):
+        run = [sys.executable, "-m", "training.xla_profile", str(tmp_path / attempt), str(tmp_path / "cache"), attempt]
+        subprocess.run(run, check=True, cwd=Path(__file__).parents[1], env={**os.environ, "JAX_PLATFORMS": "cpu"})
+        folder = tmp_path / attempt / "profile-2"
+        lines, _ = tables(folder / "lines-rank0.md")
+        found[attempt] = {row["line"]: set(row) for row in lines}
+        said = "the cache of compiled programs doesn't keep XLA's plan" in (folder / "lines-rank0.md").read_text()
+        assert (folder / "memory-rank0.csv").exists() == (attempt == "compiled") == (not said)
+    assert found["compiled"].keys() == found["loaded"].keys()
+    assert {f"{FILE.name}:{line_of(marker)}" for marker in ("layers", "square")} == {
+        line.rpartition("/")[2] for line in found["loaded"]
+    }
+    assert all("MiB" in columns for columns in found["compiled"].values())
+    assert not any("MiB" in columns for columns in found["loaded"].values())
+    assert len(list((tmp_path / "cache").glob("jit_training_step_*-cache"))) == 1
 
 
 @pytest.mark.slow

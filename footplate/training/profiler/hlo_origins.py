@@ -3,15 +3,15 @@
 The lowering names each operation in the program by its node in the captured graph (`scope_of`). The node knows its line.
 XLA keeps these names. It fuses operations, so one instruction may come from several lines.
 
-A program may come from the cache on disk, which ignores names. If its names don't fit to a graph of this process, another
-version of the code has compiled it, and its instructions have no lines.
+A program may come from the cache on disk, which ignores the names of operations. If they don't fit to the graph of this
+process, another version of Footplate has compiled the program, and its instructions have no lines.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from footplate.step.xla.capture import Captured
@@ -64,19 +64,18 @@ class Origins:
 
     Args:
         program: the program.
-        steps: the origins of each captured step, by scope.
+        steps: the origins of each captured step by scope, by the names of the steps' programs.
 
     Attributes:
-        known: False if no captured step has the names of the program.
+        known: False if the captured step doesn't have the names of the program's operations.
     """
 
-    def __init__(self, program: HloProgram, steps: Sequence[Mapping[str, Origin]]) -> None:
+    def __init__(self, program: HloProgram, steps: Mapping[str, Mapping[str, Origin]]) -> None:
         self._program = program
+        step = next((step for name, step in steps.items() if program.name.startswith(f"jit_{name}")), None)
         scopes = {scope for each in program.instructions.values() if (scope := scope_in(each.scope)) is not None}
-        # The graph of an evaluation has the names of the beginning of a training step. The smallest one that fits is meant.
-        fitting = min((step for step in steps if scopes <= step.keys()), key=len, default=None)
-        self.known = bool(scopes) and fitting is not None
-        self._of_scope = fitting or {}
+        self.known = scopes <= step.keys() if step is not None else not scopes
+        self._of_scope = step if step is not None and self.known else {}
         self._shares: dict[str, dict[Origin, float]] = {}
 
     def shares(self, instruction: str) -> dict[Origin, float]:

@@ -61,7 +61,8 @@ class HloProgram:
         computations: the instructions of each computation, by id.
         held_bytes: memory that is in use while the program runs: its inputs, its outputs and its constants.
         reserved_bytes: all memory of a run.
-        events: memory for values in between, in the order in which XLA has planned it.
+        events: memory for values in between, in the order in which XLA has planned it. None if the program lacks the
+            plan, since it comes from the cache of compiled programs.
     """
 
     id: int
@@ -69,7 +70,7 @@ class HloProgram:
     computations: dict[int, tuple[Instruction, ...]]
     held_bytes: int
     reserved_bytes: int
-    events: tuple[BufferEvent, ...]
+    events: tuple[BufferEvent, ...] | None
 
     @cached_property
     def instructions(self) -> dict[str, Instruction]:
@@ -168,7 +169,7 @@ def _elements(shape: memoryview) -> int:
     return math.prod(_packed(parts[3]))
 
 
-def _memory(assignment: memoryview) -> tuple[int, int, tuple[BufferEvent, ...]]:
+def _memory(assignment: memoryview) -> tuple[int, int, tuple[BufferEvent, ...] | None]:
     """Read XLA's plan for the memory of a program: what is held, what is reserved, and the events.
 
     BufferAssignment  1 logical_buffers (1 id, 2 size), 3 buffer_allocations, 4 heap_simulator_traces
@@ -196,7 +197,8 @@ def _memory(assignment: memoryview) -> tuple[int, int, tuple[BufferEvent, ...]]:
             kind, nbytes = _number(found[1]), sizes.get(_number(found[2]), 0)
             if nbytes:
                 events.append(BufferEvent(_text(found[4]), -nbytes if kind == 1 else nbytes))
-    return held, reserved, tuple(events)
+    planned = parts[4] or held == reserved
+    return held, reserved, tuple(events) if planned else None
 
 
 def _by_number(message: memoryview) -> defaultdict[int, list[Value]]:

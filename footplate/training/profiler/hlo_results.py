@@ -2,13 +2,16 @@
 
 The times are those of the events that JAX's profiler has recorded. The memory is XLA's own plan for each program: when an
 operation takes memory for its result, and when it is given back.
+
+On a processor, the events of a program that comes from the cache on disk have the number that it had when it was compiled.
+So an event's program is the one that has its name and its operation; see `_numbers`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from footplate.training.profiler.hlo_origins import BACKWARD, Origin, Origins
 from footplate.training.profiler.hlo_proto import HloProgram
@@ -46,13 +49,15 @@ class HloResults:
     Args:
         events: the operations that have run.
         programs: the programs of the profile.
-        steps: the origins of the operations of each captured step, by scope.
+        steps: the origins of the operations of each captured step by scope, by the names of the steps' programs.
     """
 
     def __init__(
-        self, events: Iterable[HloEvent], programs: Iterable[HloProgram], steps: Sequence[Mapping[str, Origin]]
+        self, events: Sequence[HloEvent], programs: Iterable[HloProgram], steps: Mapping[str, Mapping[str, Origin]]
     ) -> None:
         self._programs = {program.id: program for program in programs}
+        numbers = _numbers(events, self._programs.values())
+        events = [replace(each, program=numbers.get((each.module, each.program), -1)) for each in events]
         self._events = sorted((each for each in events if not self._controls(each)), key=lambda each: each.start_ns)
         ran = {each.program for each in self._events} & self._programs.keys()
         self._origins = {number: Origins(self._programs[number], steps) for number in sorted(ran)}
@@ -67,6 +72,11 @@ class HloResults:
         """The names of the programs whose operations have no lines."""
         return sorted({self._programs[number].name for number, each in self._origins.items() if not each.known})
 
+    @property
+    def has_plans(self) -> bool:
+        """True if the plan of the memory is known for each program that has run."""
+        return all(self._programs[number].events is not None for number in self._origins)
+
     def operators(self) -> list[OperatorRow]:
         """The operations of the compiled programs, the longest first."""
         rows: dict[str, OperatorRow] = {}
@@ -76,7 +86,7 @@ class HloResults:
             row.self_ns += event.duration_ns
             row.total_ns += event.duration_ns
         for number, count in self._runs_of_programs().items():
-            for taken in self._programs[number].events:
+            for taken in self._programs[number].events or ():
                 if taken.nbytes > 0 and taken.instruction in rows:
                     rows[taken.instruction].self_bytes += count * taken.nbytes
         return sorted(rows.values(), key=lambda row: -row.self_ns)
@@ -113,7 +123,7 @@ class HloResults:
                     row.self_ns += round(spent)
                 row.operators[event.instruction] += round(spent)
         for number, count in self._runs_of_programs().items():
-            for taken in self._programs[number].events:
+            for taken in self._programs[number].events or ():
                 for origin, share in self._shares(number, taken.instruction).items() if taken.nbytes > 0 else ():
                     if origin.line is not None and (row := rows.get(f"{origin.line.file}:{origin.line.number}")):
                         row.allocated_bytes += round(count * share * taken.nbytes)
@@ -184,12 +194,28 @@ class HloResults:
         return busy
 
 
+def _numbers(events: Iterable[HloEvent], programs: Collection[HloProgram]) -> dict[tuple[str, int], int]:
+    """The numbers of the programs that the events belong to, by the name and the number in the events.
+
+    Programs of a step with one name are equal, so any of them will do.
+    """
+    ran: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    for event in events:
+        ran[event.module, event.program].add(event.instruction)
+    numbers = {}
+    for (name, number), instructions in ran.items():
+        fitting = [each.id for each in programs if each.name == name and instructions <= each.instructions.keys()]
+        if fitting:
+            numbers[name, number] = number if number in fitting else fitting[0]
+    return numbers
+
+
 def _taken(program: HloProgram, held: int) -> Iterator[tuple[str, int]]:
     """The memory that a run takes and gives back, after a run that has left `held` bytes."""
     if program.held_bytes != held:
         yield HELD, program.held_bytes - held
     left = 0
-    for event in program.events:
+    for event in program.events or ():
         left += event.nbytes
         yield event.instruction, event.nbytes
     if left:

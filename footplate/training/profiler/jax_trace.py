@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,16 @@ _ABOUT = (
     "several lines is divided among them in proportion to the elements that it computes for each."
 )
 _UNKNOWN = (
-    "{} comes from the cache of compiled programs, where another version of the code has put it. Its operations have no "
-    "lines. To see them, delete {} and profile again."
+    "{} comes from the cache of compiled programs, where another version of Footplate has put it. Its operations have "
+    "no lines. To see them, delete {} and profile again."
 )
 _NO_OPERATORS = (
     "JAX's profiler has recorded no operation of a compiled program. On a processor, XLA runs a small program in one "
     "piece, without a record of its operations."
+)
+_NO_PLAN = (
+    "There is no memory over time: the cache of compiled programs doesn't keep XLA's plan. To see it, set "
+    "JAX_ENABLE_COMPILATION_CACHE=false and profile again."
 )
 _NO_PROGRAMS = "JAX's profiler has recorded operations without their programs, so there are no lines and no memory."
 
@@ -49,12 +53,12 @@ class JaxTrace:
 
     Args:
         settings: what to record. `with_stack` records Python's calls in the trace.
-        captured: returns the captured steps of the programs that exist.
+        captured: returns the captured steps of the programs that exist, by the programs' names.
     """
 
     tool = "jax.profiler"
 
-    def __init__(self, settings: Profiler, captured: Callable[[], Sequence[Captured]]) -> None:
+    def __init__(self, settings: Profiler, captured: Callable[[], Mapping[str, Captured]]) -> None:
         self._settings = settings
         self._captured = captured
         self._folder: Path | None = None
@@ -119,23 +123,25 @@ class JaxTrace:
                     raise OSError(f"JAX's profiler has written no {pattern}")
                 shutil.move(found[0], directory / name.format(rank))
                 files.append(name.format(rank))
-            results = read_xplane(directory / XPLANE.format(rank), self._wall_ns, steps, self._captured())
-            return replace(results, allocations=results.allocations if self._settings.profile_memory else None), files
+            path, memory = directory / XPLANE.format(rank), self._settings.profile_memory
+            return read_xplane(path, self._wall_ns, steps, self._captured(), memory), files
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def read_xplane(path: Path, wall_ns: int, steps: StepRange, captured: Sequence[Captured]) -> Results:
+def read_xplane(path: Path, wall_ns: int, steps: StepRange, captured: Mapping[str, Captured], memory: bool) -> Results:
     """Make the tables of an XPlane file.
 
     Args:
         path: the file.
         wall_ns: the time of all recorded steps, until the devices had finished.
         steps: the recorded steps.
-        captured: the captured steps of the programs.
+        captured: the captured steps of the programs, by the programs' names.
+        memory: make the table of the memory, too.
     """
     events, count = list(_events(path)), steps.last - steps.first
-    hlo = HloResults(events, read_programs(path) if events else (), [origins_of(step) for step in captured])
+    origins = {name: origins_of(step) for name, step in captured.items()}
+    hlo = HloResults(events, read_programs(path) if events else (), origins)
     results = Results(
         tool=JaxTrace.tool,
         steps_ns=[wall_ns // count] * count,
@@ -147,12 +153,13 @@ def read_xplane(path: Path, wall_ns: int, steps: StepRange, captured: Sequence[C
         return replace(results, notes=[_NO_PROGRAMS if events else _NO_OPERATORS])
     config: Any = jax.config
     lines, other_ns = hlo.lines(wall_ns)
+    notes = [_UNKNOWN.format(name, config.jax_compilation_cache_dir) for name in hlo.unknown]
     return replace(
         results,
         lines=lines,
         other_ns=other_ns,
-        allocations=hlo.allocations(jax.default_backend(), count),
-        notes=[_UNKNOWN.format(name, config.jax_compilation_cache_dir) for name in hlo.unknown],
+        allocations=hlo.allocations(jax.default_backend(), count) if memory and hlo.has_plans else None,
+        notes=[*notes, _NO_PLAN] if memory and not hlo.has_plans else notes,
     )
 
 

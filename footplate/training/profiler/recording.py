@@ -152,7 +152,7 @@ def _trace_of(run: Run, settings: Profiler) -> Any:
         from footplate.training.profiler.jax_trace import JaxTrace
 
         # The step of an accelerator of somebody else may have other programs.
-        return JaxTrace(settings, lambda: getattr(run.step, "captured", ()))
+        return JaxTrace(settings, lambda: getattr(run.step, "captured", {}))
     from footplate.training.profiler.torch_trace import TorchTrace
 
     return TorchTrace(settings, run.device)

@@ -236,19 +236,22 @@ def lines_table(results: Results, title: str) -> str:
         return "\n".join([*parts, *reasons, ""])
     total_ns = max(1, results.total_ns)
     on_device = any(row.device_ns for row in results.lines)
-    heads = ["line", "self ms", "backward ms", "%", *(["kernels ms"] if on_device else []), "MiB", "code", "operators"]
+    heads = ["line", "self ms", "backward ms", "%", *(["kernels ms"] if on_device else [])]
+    heads += [*(["MiB"] if results.allocations is not None else []), "code", "operators"]
     rows = [
         [
             str(row.line), _ms(row.self_ns), _ms(row.backward_ns), _percent(row.time_ns, total_ns),
-            *([_ms(row.device_ns)] if on_device else []), _mib(row.allocated_bytes), _code(row.line.source),
+            *([_ms(row.device_ns)] if on_device else []),
+            *([_mib(row.allocated_bytes)] if results.allocations is not None else []), _code(row.line.source),
             ", ".join(name.removeprefix("aten::") for name, _ in row.operators.most_common(3)),
         ]
         for row in results.lines[:ROWS] if row.time_ns
     ]  # fmt: skip
+    allocated = "*MiB* is all that it allocated. " if results.allocations is not None else ""
     parts += [
         f"Times of all {len(results.steps_ns)} steps together. % is the share of their "
         f"{_ms(results.total_ns)} ms. *self* is the line with the libraries that it calls, without your lines that it "
-        f"calls. *backward* is the backward pass of its operators. *MiB* is all that it allocated. {results.about}", "",
+        f"calls. *backward* is the backward pass of its operators. {allocated}{results.about}", "",
         *(_table(heads, rows) if rows else ["No line of yours took part in these steps."]),
         *_more(results.lines),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""JAX on the CPU, as eight devices, with 64-bit numbers for tests that request them.
+"""JAX with 64-bit numbers for tests that request them, and with a cache of compiled programs.
 
 Compiled programs are kept between the tests and for the next run, also those that took less than a second to compile. Each
 process of xdist has a folder of its own, since JAX doesn't write its files at once. The programs that tests start have
@@ -8,10 +8,6 @@ caches of their own.
 import os
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-
-# JAX reads the variables above when it is imported.
 import jax
 
 CACHE = Path(__file__).parents[3] / ".pytest_cache" / "jax"

@@ -2,10 +2,14 @@
 
 XLA compiles each function at its first call. The state stays on the devices: the new state reuses the memory of the
 old.
+
+Functions that compute the same have the same name, such as "training_step_1f8b0c44", in every process and in the cache of
+compiled programs. By it, a profile knows which step a program belongs to.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -28,6 +32,7 @@ class Program:
     """A captured step, as functions that run on a mesh.
 
     Attributes:
+        name: the name of its functions.
         captured: the step, for one device's part of the batch if the rows are cut.
         parts: the number of parts that the rows of a batch are cut into; see `sharding.py`.
         ends_window: the optimizer steps after the batch; otherwise its gradients are added to those before.
@@ -45,11 +50,14 @@ class Program:
         self.reason = ""
         self._mesh = mesh
         self._apart = mesh.size > 1 and not whole
+        self._several_steps: dict[int, Callable[..., Any]] = {}
         self._dimensions = [len(shape) for shape, _ in captured.batch[1]]
         state = [node.meta["val"].shape for node in captured.graph.graph.nodes if node.op == "placeholder"]
         self._state = tuple(
             NamedSharding(mesh, layout(shape, mesh.size, sharded)) for shape in state[: len(captured.paths)]
         )
+        computed = captured.graph.code, state, captured.batch[1], parts, whole, self._state
+        self.name = f"{captured.name.rpartition('.')[2]}_{zlib.crc32(repr(computed).encode()):08x}"
 
     @cached_property
     def flops(self) -> float:
@@ -63,14 +71,21 @@ class Program:
 
         `(state, rates, key, batch) → (state, loss, logs)`, each a tuple in the captured order.
         """
-        return self._compiled(self._step(), ROWS)
+        return self._compiled(self._step(), self.name, ROWS)
 
-    @cached_property
-    def several_steps(self) -> Callable[..., Any]:
-        """The compiled function of several steps.
+    def several_steps(self, count: int) -> Callable[..., Any]:
+        """Return the compiled function of several steps.
 
         Batches, rates, keys, losses and logs have the steps as their first dimension.
+
+        Args:
+            count: the number of steps.
         """
+        if count not in self._several_steps:
+            self._several_steps[count] = self._scan(count)
+        return self._several_steps[count]
+
+    def _scan(self, count: int) -> Callable[..., Any]:
         step = self._step()
 
         def run(state: Any, rates: Any, keys: Any, batches: Any) -> tuple[Any, Any, Any]:
@@ -81,7 +96,7 @@ class Program:
             state, (losses, logs) = lax.scan(body, state, (rates, keys, batches))
             return state, losses, logs
 
-        return self._compiled(run, ROWS_OF_EACH)
+        return self._compiled(run, f"{self.name}_{count}_steps", ROWS_OF_EACH)
 
     @cached_property
     def evaluation(self) -> Callable[..., Any]:
@@ -92,6 +107,7 @@ class Program:
             outputs, logs = function(dict(zip(paths, state, strict=True)), _key(key), batch, list(rates))
             return outputs, tuple(logs.values())
 
+        run.__name__ = self.name
         shardings = (self._state, self._whole, self._whole, self._shardings(spec_of(self.parts, ROWS)))
         return jax.jit(run, in_shardings=shardings, out_shardings=self._whole)
 
@@ -110,7 +126,8 @@ class Program:
 
         return step
 
-    def _compiled(self, run: Callable[..., Any], rows: PartitionSpec) -> Callable[..., Any]:
+    def _compiled(self, run: Callable[..., Any], name: str, rows: PartitionSpec) -> Callable[..., Any]:
+        run.__name__ = name
         rows = spec_of(self.parts, rows)
         if self._apart:
             run = jax.shard_map(

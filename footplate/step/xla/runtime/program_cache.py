@@ -122,9 +122,9 @@ class ProgramCache:
         return self.mesh.size // self.local_mesh.size
 
     @property
-    def captured(self) -> list[Captured]:
-        """The captured steps of the current programs, in order."""
-        return [program.captured for programs in self._programs.values() for program in programs]
+    def captured(self) -> dict[str, Captured]:
+        """The captured steps of the current programs, by the programs' names."""
+        return {program.name: program.captured for programs in self._programs.values() for program in programs}
 
     def flops(self) -> float | None:
         """Return the floating-point operations of a training batch, on all devices; of the largest form of batch."""

@@ -106,8 +106,8 @@ class XLAStep(Step):
         return self._programs.compilations
 
     @property
-    def captured(self) -> list[Captured]:
-        """The captured steps of the current programs, in order."""
+    def captured(self) -> dict[str, Captured]:
+        """The captured steps of the current programs, by the programs' names."""
         return self._programs.captured
 
     def flops(self) -> float | None:
@@ -181,7 +181,7 @@ class XLAStep(Step):
                 each = zip(self.spec.rates_ahead(count), presents, strict=True)
                 rates = np.array([[*rates, *captured.counted.values(present)] for rates, present in each])
                 keys = np.stack([_words(seed + index) for index in range(count)])
-                losses, logs = self._call(program, program.several_steps, rates, keys, placed)
+                losses, logs = self._call(program, program.several_steps(count), rates, keys, placed)
         share = 1 / self._programs.processes
         return (self._finished(program, batch, losses, logs, index, share) for index, batch in enumerate(batches))
 
