@@ -132,5 +132,5 @@ def _small_products(trainer: TrainerView, unit: int) -> str | None:
     """A warning about the matrix sizes of the training step, or None."""
     from footplate.step.xla.capture.matrix_products import products_of
 
-    steps = [step for step in getattr(trainer.step, "captured", ()) if step.trains]
+    steps = [step for step in getattr(trainer.step, "captured", {}).values() if step.trains]
     return pitfalls.small_products(products_of(steps[0].graph), unit) if steps else None
