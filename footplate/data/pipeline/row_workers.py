@@ -8,35 +8,28 @@ The transform is sent once, with cloudpickle. So it may be a lambda, or from a n
 rows, so which worker gets which rows varies. The result for a row doesn't, since its generator is made from (seed,
 epoch, row).
 
-A worker is a new interpreter at the other end of a socket: nothing is forked, no script is imported again. When a
-worker dies, for example because memory ran out, its socket closes. The thread that waits for it raises an error, and so
-does every later call. When the loader is gone, the worker reads the end of its socket and exits.
+`footplate.data.pipeline.worker_process` says how workers live and die.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
 import traceback
-import weakref
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import torch
 
-from footplate.core.errors import DataError
 from footplate.data.pipeline.row_transform import Row, Transform, row_generator, takes_rng
+from footplate.data.pipeline.worker_process import WorkerPool, freeze_error, revive_error, serving
 
-_END_S = 5.0
+_HINT = (
+    "If it ran out of memory, use a smaller num_workers=, or num_workers=0 to call the function in threads of this "
+    "process."
+)
 
 
 class RowError(Exception):
@@ -63,19 +56,13 @@ class RowWorkers:
 
     def __init__(self, transform: Transform, seed: int, count: int) -> None:
         message = cloudpickle.dumps((transform, seed))
-        workers = [_Worker() for _ in range(count)]
-        self._free: SimpleQueue[_Worker | None] = SimpleQueue()
-        self._dead: _Worker | None = None
-        self.close = weakref.finalize(self, _end, workers)
-        for worker in workers:
-            worker.connection.send_bytes(pickle.dumps(sys.path))
-            worker.connection.send_bytes(message)
-            self._free.put(worker)
+        self._pool = WorkerPool("footplate.data.pipeline.row_workers:serve", count, message, "transform=", _HINT)
+        self.close = self._pool.close
 
     @property
     def is_alive(self) -> bool:
         """True if no worker has died."""
-        return self._dead is None
+        return self._pool.is_alive
 
     def run(self, rows: Sequence[Row], numbers: Sequence[int], epoch: int) -> list[Row]:
         """Transform some rows in the next free worker.
@@ -89,67 +76,12 @@ class RowWorkers:
             RowError: the transform raised an error.
             DataError: a worker has died.
         """
-        worker = self._free.get()
-        if worker is None:
-            # A worker has died. The mark stays in the queue, so that every thread gets the error.
-            self._free.put(None)
-            raise self._death_error()
-
-        try:
-            worker.connection.send_bytes(_dump(([_pack(row) for row in rows], list(numbers), epoch)))
-            results, failure = pickle.loads(worker.connection.recv_bytes())
-        except (EOFError, OSError):
-            self._dead = worker
-            self._free.put(None)
-            raise self._death_error() from None
-
-        self._free.put(worker)
+        reply = self._pool.request(_dump(([_pack(row) for row in rows], list(numbers), epoch)))
+        results, failure = pickle.loads(reply)
         if failure is not None:
             at, error, text = failure
-            raise RowError(at, _revive(error, text))
+            raise RowError(at, revive_error(error, text, "transform="))
         return [_unpack(row) for row in results]
-
-    def _death_error(self) -> DataError:
-        worker = self._dead
-        assert worker is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(_END_S)
-        code = worker.process.returncode
-        ending = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        return DataError(
-            f"A worker process of transform= has died ({ending}). If it ran out of memory, use a smaller num_workers=, or "
-            "num_workers=0 to call the function in threads of this process."
-        )
-
-
-class _Worker:
-    """A process, and this process's end of its socket."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"from footplate.data.pipeline.row_workers import serve; serve({theirs.fileno()})",
-                ],
-                pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                stdin=subprocess.DEVNULL,
-            )
-        self.connection = Connection(ours.detach())
-
-
-def _end(workers: list[_Worker]) -> None:
-    for worker in workers:
-        worker.connection.close()
-    for worker in workers:
-        try:
-            worker.process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
 
 
 def serve(descriptor: int) -> None:
@@ -158,12 +90,9 @@ def serve(descriptor: int) -> None:
     Args:
         descriptor: the file descriptor of the socket.
     """
-    # Ctrl-C goes to the whole process group. The loader then closes the socket, which ends this worker.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    connection = Connection(descriptor)
     with contextlib.suppress(EOFError, OSError):
-        sys.path[:] = pickle.loads(connection.recv_bytes())
+        connection = serving(descriptor)
         transform, seed = cloudpickle.loads(connection.recv_bytes())
         with_rng = takes_rng(transform)
         while True:
@@ -175,7 +104,7 @@ def serve(descriptor: int) -> None:
                     arguments = {"rng": row_generator(seed, epoch, number)} if with_rng else {}
                     results.append(_pack(transform(_unpack(row), **arguments)))
                 except Exception as error:
-                    failure = at, _freeze(error), traceback.format_exc()
+                    failure = at, freeze_error(error), traceback.format_exc()
                     break
             connection.send_bytes(_dump((results, failure)))
 
@@ -210,20 +139,3 @@ def _dump(message: Any) -> bytes:
         return pickle.dumps(message, 5)
     except (pickle.PicklingError, AttributeError, TypeError):
         return cloudpickle.dumps(message, 5)
-
-
-def _freeze(error: Exception) -> bytes | None:
-    try:
-        frozen = cloudpickle.dumps(error)
-        pickle.loads(frozen)
-    except Exception:
-        return None
-    return frozen
-
-
-def _revive(error: bytes | None, text: str) -> BaseException:
-    """Return the error that a worker caught, with its traceback as a note."""
-    unknown = DataError("transform= failed. The note below shows the error.")
-    revived: BaseException = unknown if error is None else pickle.loads(error)
-    revived.add_note(f"In a worker process:\n{text.rstrip()}")
-    return revived
