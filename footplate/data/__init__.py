@@ -12,6 +12,7 @@ The parts, from the file to the batch:
     table.py     selected rows, pinned to one version of a source
     digest.py    digests of rows, for caches, resuming and checks between ranks
     order/       the order of rows, as pure functions
+    mapping/     columns that a function computes, kept on a local disk
     packing/     documents in sequences of a fixed length, and their attention
     pipeline/    windows in memory, decoding, collating, prefetching
     batch_loader.py  the position that a checkpoint keeps
@@ -30,6 +31,7 @@ from footplate.core.lazy_import import lazy
 
 if TYPE_CHECKING:
     from footplate.data.loader import Loader as Loader
+    from footplate.data.mapping.table import MappedTable as MappedTable
     from footplate.data.mixing.loader import MixedLoader as MixedLoader
     from footplate.data.packing.attention import block_mask as block_mask
     from footplate.data.packing.attention import cumulative_lengths as cumulative_lengths
@@ -46,6 +48,7 @@ _HOMES = {
     "FileCache": "footplate.data.remote.file_cache",
     "Table": "footplate.data.table",
     "Loader": "footplate.data.loader",
+    "MappedTable": "footplate.data.mapping.table",
     "MixedLoader": "footplate.data.mixing.loader",
     "PackedTable": "footplate.data.packing.table",
     "Prefetcher": "footplate.data.pipeline.prefetch",
@@ -59,6 +62,7 @@ __all__ = [
     "DecodedCache",
     "FileCache",
     "Loader",
+    "MappedTable",
     "MixedLoader",
     "PackedTable",
     "Prefetcher",

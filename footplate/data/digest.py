@@ -103,11 +103,19 @@ class Digest:
                 "The table is the same, but other rows of it are selected: use the same filter, split and packing to "
                 "resume."
             )
-        if before.version is not None:
+        if before.version is not None and before.version != self.version:
             return (
                 f"Open that table at that version (Table(…, version={before.version})) to resume, or begin a new run."
             )
-        return "Give the same files or values as in that run to resume (a copy will do), or begin a new run."
+        if before.version is not None:
+            return (
+                "The table or its computed columns were written again. If Table.map computes them, use the function and "
+                "the tokenizer of that run to resume, or begin a new run."
+            )
+        return (
+            "Give the same files or values as in that run to resume (a copy will do), and the same function to Table.map, "
+            "or begin a new run."
+        )
 
     def _check_fingerprint(self, fingerprint: str) -> None:
         """Compare kind and version with a word such as "delta-12-0123456789ab", which earlier versions kept."""

@@ -6,6 +6,7 @@
     Table("s3://bucket/photos")                             # or gs://; Delta, Parquet, TFRecord or image files
     Table(dataframe)                                        # Arrow, pandas, polars, a dict of columns
     Table("lake/flowers").split({"train": 0.9, "val": 0.1})
+    Table("lake/documents", columns=["text"]).map(tokenize, cache="/local/ssd")
     Table("lake/documents", columns=["tokens"]).pack(2048)  # sequences of 2,048 tokens
 
 Rows are read when they are needed. Opening a table reads the Delta log and the files' footers. Counting the rows of a
@@ -36,6 +37,7 @@ from footplate.data.sources.delta_versions import Version
 from footplate.data.sources.opening import open_source
 
 if TYPE_CHECKING:
+    from footplate.data.mapping.table import MappedTable
     from footplate.data.packing.table import PackedTable
 
 
@@ -218,7 +220,8 @@ class Table:
             wrap: makes the source from this table's source and this table. Its `kept` must leave out the rows that this
                 table leaves out.
         """
-        wrapped = self._copy()
+        wrapped = object.__new__(Table)
+        wrapped.__dict__.update(self.__getstate__())
         wrapped._source = wrap(self._source, self)
         wrapped._filter, wrapped._splits = None, ()
         return wrapped
@@ -247,6 +250,38 @@ class Table:
             part._splits = (*self._splits, Split(key, seed, low, high if high < 1 - 1e-9 else 1.0))
             parts[name] = part
         return parts
+
+    def map(
+        self,
+        function: Callable[[dict[str, list[Any]]], Mapping[str, Any]],
+        cache: str | os.PathLike[str],
+        *,
+        version: str | None = None,
+        num_workers: int = 1,
+    ) -> MappedTable:
+        """Return a table with columns that a function computes from the rows of this table, such as tokens of a text.
+
+        The rows, their order and their addresses stay the same. The columns of the returned table are the computed ones;
+        `select` takes the others too. The results are computed before this method returns, and kept. Later calls, and
+        other processes of this machine, find them. See `footplate.data.mapping.table`.
+
+        Args:
+            function: takes a batch, a dict of the columns of this table as lists, and returns a dict of columns: lists,
+                numpy arrays or Arrow arrays with one value for each row. A batch has at most 1,000 rows of one row group.
+                The function must be a function of its rows. It is called in worker processes.
+            cache: a local directory that keeps the results, compressed. It isn't emptied by itself.
+            version: stands for the function's code and data. By default the code, and all that it reads, are hashed. If you
+                give a version, only it and the function's name tell one function from another.
+            num_workers: how many processes call the function. A tokenizer of Hugging Face needs one, since it has threads.
+
+        Raises:
+            ConfigError: an invalid argument, or a function that draws random numbers, reads files or the time, changes
+                variables, or reads an object that can't be pickled, without a version.
+            DataError: the function failed, its results don't fit the rows, or they can't be written.
+        """
+        from footplate.data.mapping.table import map_rows
+
+        return map_rows(self, function, cache, version, num_workers)
 
     def pack(
         self,
@@ -370,9 +405,13 @@ class Table:
         source, digest = record["source"], Digest.from_state(record["digest"])
         if source is None:
             raise DataError(f"{digest.uri}: this table was in memory, so it can't be opened again.")
+        mapped = cls._reopen_mapped(record)
         try:
-            table = cls(source, version=digest.version)
-            table._filter = from_text(record["filter"])
+            if mapped is None:
+                table = cls(source, version=digest.version)
+                table._filter = from_text(record["filter"])
+            else:
+                table = mapped
             table._splits = tuple(Split(*split) for split in record["splits"])
             if "packing" in record:
                 table = table.select(record["columns"]).pack(**record["packing"])
@@ -385,6 +424,15 @@ class Table:
                 f"vacuumed, the files of earlier versions are gone. {error}"
             ) from error
         return table
+
+    @staticmethod
+    def _reopen_mapped(record: dict[str, Any]) -> Table | None:
+        """Return the table whose columns a function has computed; None if the record is of another table."""
+        if "mapping" not in record:
+            return None
+        from footplate.data.mapping.table import reopen_mapped
+
+        return reopen_mapped(record["mapping"])
 
     def check_rows(self, digest: Digest) -> None:
         """Raise if these are other rows than those of a digest.
@@ -437,7 +485,7 @@ class Table:
         return starts
 
     def _copy(self) -> Table:
-        copy = object.__new__(Table)
+        copy = object.__new__(type(self))
         copy.__dict__.update(self.__getstate__())
         return copy
 

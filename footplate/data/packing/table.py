@@ -121,6 +121,14 @@ class PackedTable(Table):
             "Pack the table of documents instead."
         )
 
+    def map(self, function: Any, cache: str | os.PathLike[str], **options: Any) -> NoReturn:
+        """Raise an error: a function is called for documents, not for sequences.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("map(): this table is packed. Map the documents, and pack the result: table.map(…).pack(…).")
+
     def where(self, group: int, row: int) -> str:
         """Describe a sequence for a message, by its documents."""
         pieces = self.addresses(np.array([[group, row]]))

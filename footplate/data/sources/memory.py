@@ -101,7 +101,7 @@ def open_memory(data: Any) -> MemorySource | None:
         elif kind == "pandas.DataFrame":
             table = pa.Table.from_pandas(data, preserve_index=False)
         elif isinstance(data, Mapping):
-            table = pa.table({name: _column(values) for name, values in data.items()})
+            table = pa.table({name: arrow_column(values) for name, values in data.items()})
         elif hasattr(data, "__arrow_c_stream__"):
             table = pa.table(data)
         else:
@@ -114,7 +114,8 @@ def open_memory(data: Any) -> MemorySource | None:
     return MemorySource(table, f"<{kind}>")
 
 
-def _column(values: Any) -> Any:
+def arrow_column(values: Any) -> Any:
+    """Return the values of a column in a form that Arrow converts. A tensor or array of n dimensions becomes lists."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     if isinstance(values, np.ndarray) and values.ndim > 1:
