@@ -44,12 +44,14 @@ def _python() -> str:
 @functools.cache
 def _installed(top: str, path: Path) -> str | None:
     """Return the versions of the distributions that installed a file; None if none did."""
-    # Most distributions have the name of their module. Reading the lists of all distributions takes a second.
+    # Reading the lists of all distributions takes a second. Most distributions have the name of their module.
     for name in (top, top.replace("_", "-")):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             namesake = importlib.metadata.distribution(name)
             if _lists(namesake, path):
                 return _version(namesake)
+    if not _has_distributions(path):
+        return None
     found = (importlib.metadata.distribution(name) for name in sorted(set(_distributions().get(top, ()))))
     return ", ".join(_version(distribution) for distribution in found if _holds(distribution, path)) or None
 
@@ -66,6 +68,12 @@ def _holds(distribution: importlib.metadata.Distribution, path: Path) -> bool:
     root = Path(str(distribution.locate_file(""))).resolve()
     has_no_list = distribution.read_text("RECORD") is None
     return _lists(distribution, path) or (has_no_list and path.is_relative_to(root) and _is_packages(path))
+
+
+def _has_distributions(path: Path) -> bool:
+    """Return True if a directory around a file has descriptions of what is installed there."""
+    around = [parent for parent in path.parents if str(parent) in {str(Path(entry).resolve()) for entry in sys.path}]
+    return any(next(parent.glob(f"*.{kind}"), None) for parent in around for kind in ("dist-info", "egg-info"))
 
 
 def _is_packages(path: Path) -> bool:
