@@ -312,6 +312,7 @@ def test_a_tokenizer_counts_with_its_content(tokenizer: Tokenizer, tmp_path: Pat
         ("import os\ndef f(b): return os.environ['X']", "reads environment variables"),
         ("def f(b): return open('words.txt').read()", r"f: it reads files \(open\)"),
         ("def f(b): return Tokenizer.from_file('t.json')", "loads from files"),
+        ("def f(b):\n import pandas\n return pandas.read_csv('words.csv')", "reads files"),
         ("def f(b): return hash(b)", "differs from process to process"),
         ("n = 0\ndef f(b):\n global n\n n += 1", "assigns the variable 'n'"),
         ("def g():\n n = 0\n def f(b):\n  nonlocal n\n  n += 1\n return f\nf = g()", "assigns the variable 'n'"),

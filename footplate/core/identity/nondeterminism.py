@@ -47,6 +47,15 @@ _ATTRIBUTES = {
     "load": "loads from files",
     "read_text": "reads files",
     "read_bytes": "reads files",
+    "read_csv": "reads files",
+    "read_json": "reads files",
+    "read_parquet": "reads files",
+    "read_pickle": "reads files",
+    "read_table": "reads files",
+    "fromfile": "reads files",
+    "genfromtxt": "reads files",
+    "loadtxt": "reads files",
+    "urlopen": "uses the network",
     "import_module": "imports modules by names that aren't in its code",
 }
 _GENERATORS = {"torch._C.Generator", "torch.Generator"}
