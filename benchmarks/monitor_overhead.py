@@ -8,9 +8,9 @@ checkpoint every 500 steps, if their trainer logs and saves at all:
 
 - `off`: no monitor, no loggers. Checkpoints, with the hash of the state that replays need.
 - `monitor`: the monitor, which is on by default, and its file. `monitor` is the ratio of both.
-- `trackers`: the monitor and all trackers: CSV, JSON lines, TensorBoard, MLflow and W&B. The servers of the last two are
-  dead. `dead_tracker` compares this with `live`: the same trackers without MLflow and W&B. `trackers` compares it with
-  `off`.
+- `trackers`: the monitor and all trackers: CSV, JSON lines, TensorBoard, MLflow, W&B and Trackio. The servers of the last
+  three are dead. `dead_tracker` compares this with `live`: the same trackers without these three. `trackers` compares it
+  with `off`.
 - Lightning: bare, and with its `SimpleProfiler`, CSV and TensorBoard.
 
 A step of the CNN depends on where its tensors are in memory: two processes with the same loop differ by 7%. So all turns of
@@ -108,6 +108,7 @@ def footplate(monitor: bool, trackers: str, batches: Any, directory: Path) -> No
     if trackers == "dead":
         os.environ |= {"WANDB_BASE_URL": DEAD, "WANDB_API_KEY": "0" * 40}
         loggers += [fp.MLflow("overhead", tracking_uri=DEAD, log_model=False), fp.WandB("overhead")]
+        loggers += [fp.Trackio("overhead", server_url=f"{DEAD}/?write_token=0")]
     trainer = fp.Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -239,7 +240,7 @@ def main() -> None:
     report(
         "monitor_overhead", f"{STEPS} steps of a tiny MLP a turn, {CNN_STEPS} of a CNN", columns, rows, ratios,
         {**advice, **clock, "cnn_verdict": verdict(ratios["cnn_monitor"])}, host,
-        ("torch", "footplate", "lightning", "mlflow", "wandb"), options.json,
+        ("torch", "footplate", "lightning", "mlflow", "wandb", "trackio"), options.json,
     )  # fmt: skip
     for name in ("cnn_noise", "cnn_monitor", "cnn_monitor_and_file"):
         print(f"{name}: the median is in {ratios[name]['low']:.4f} … {ratios[name]['high']:.4f} (95%)")
