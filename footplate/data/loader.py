@@ -293,7 +293,11 @@ def choose_prefetch(table: Table, spec: BatchSpec, rows: int, threads: int) -> i
 
 
 def _check_grouping(table: Table, column: str, shuffle: bool) -> None:
-    """Refuse to group rows whose order or lengths are fixed."""
+    """Refuse to group rows whose order or lengths are fixed, and a flag such as that of Hugging Face's `Trainer`."""
+    if not isinstance(column, str):
+        raise ConfigError(
+            f"group_by_length={column!r}: expected the name of a column: one of {', '.join(table.columns)}, or no argument."
+        )
     if not shuffle:
         raise ConfigError(
             f"group_by_length={column!r} changes the order of the rows, and shuffle=False keeps it: pass shuffle=True to "

@@ -250,6 +250,11 @@ def test_a_state_of_other_lengths_is_refused_and_ranks_compare_them(parquet: str
             ConfigError,
             "shuffle=False keeps it: pass shuffle=True to train, or leave group_by_length=",
         ),
+        (
+            {"group_by_length": True},
+            ConfigError,
+            "group_by_length=True: expected the name of a column: one of id, tokens",
+        ),
         ({"group_by_length": "score"}, DataError, "is double, whose values have no lengths. Name a column of lists"),
         ({"group_by_length": "pair"}, DataError, "whose values have no lengths"),
         ({"group_by_length": "token"}, DataError, 'Did you mean "tokens"'),
