@@ -28,7 +28,7 @@ from footplate.data.mapping.store import GroupResults, describe, from_bytes, to_
 from footplate.data.pipeline.worker_process import freeze_error, serving
 from footplate.data.sources.memory import arrow_column
 
-# Change docs/guide/text.md and `LAYOUT` in table.py with these: a function may see the rows of its batch.
+# Change docs/guide/tokenize.md and `_LAYOUT` in table.py with these: a function may see the rows of its batch.
 BATCH_ROWS = 1000
 BATCH_BYTES = 8 * 2**20
 
