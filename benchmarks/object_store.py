@@ -67,6 +67,11 @@ class _Objects(BaseHTTPRequestHandler):
     directory: Path
     latency_s: float
 
+    def handle(self) -> None:
+        # A reader that ends early closes its connections.
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
@@ -102,8 +107,7 @@ class _Objects(BaseHTTPRequestHandler):
         self.send_header("Last-Modified", formatdate(status.st_mtime, usegmt=True))
         self.end_headers()
         self.wfile.flush()
-        # A reader that ends early closes its connections.
-        with file.open("rb") as opened, contextlib.suppress(ConnectionError):
+        with file.open("rb") as opened:
             while with_body and start < stop:
                 start += os.sendfile(self.connection.fileno(), opened.fileno(), start, stop - start)
 
