@@ -111,6 +111,7 @@ bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/resu
 	$(BIN)/python benchmarks/data_tabular.py --json benchmarks/results/data_tabular.json
 	$(BIN)/python benchmarks/data_tokens.py --json benchmarks/results/data_tokens.json
 	$(BIN)/python benchmarks/packing.py --json benchmarks/results/packing.json
+	$(BIN)/python benchmarks/group_by_length.py --json benchmarks/results/group_by_length.json
 	$(BIN)/python benchmarks/augmentation.py --json benchmarks/results/augmentation.json
 	$(BIN)/python benchmarks/plan_accuracy.py --json benchmarks/results/plan_accuracy.json
 	$(BIN)/python benchmarks/slurm.py --json benchmarks/results/slurm.json

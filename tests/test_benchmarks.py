@@ -31,6 +31,7 @@ RATIOS = {
         "wall_lightning_vs_raw_ddp",
     },
     "compile_step": {"vs_raw_compiled", "mlp_vs_raw_compiled"},
+    "group_by_length": {"grouped_vs_shuffled_training", "grouped_vs_shuffled_loading"},
     "logical_ranks": {"step", "wall_step", "step_mlp", "wall_step_mlp"},
     "checkpoint_stall": {"stall_vs_memcpy", "stall_vs_lightning", "step_while_writing"},
     "fsdp_memory": {"peak_vs_plain_fsdp2", "construction_peak_vs_shard", "step_vs_plain_fsdp2"},

@@ -21,8 +21,10 @@ from typing import Any, Literal
 from footplate.core.errors import CheckpointError, ConfigError, DataError
 from footplate.data.argument_checks import check_count
 from footplate.data.batch_loader import BatchLoader, available_cores
+from footplate.data.lengths import RowLengths
+from footplate.data.order.grouping import GroupedEpoch
 from footplate.data.order.plan import Epoch, Order
-from footplate.data.order.stream_sizes import choose_streams, choose_window_rows
+from footplate.data.order.stream_sizes import choose_megabatch, choose_streams, choose_window_rows
 from footplate.data.packing.table import PackedTable
 from footplate.data.pipeline.batch_pipeline import BatchPipeline
 from footplate.data.pipeline.batch_spec import BatchSpec, make_batch_spec
@@ -42,7 +44,8 @@ _PENDING_BYTES = 64 * 2**20
 class Loader(BatchLoader):
     """Batches of a table, as dicts of column to tensor. `footplate.data.pipeline.columns` shows what each type becomes.
 
-    The order is a pure function of the table, the seed, the epoch and the global batch (`footplate.data.order.plan`).
+    The order is a pure function of the table, the seed, the epoch and the global batch (`footplate.data.order.plan`). With
+    `group_by_length`, it also depends on the lengths of the rows (`footplate.data.order.grouping`).
 
     Args:
         table: the rows.
@@ -50,6 +53,8 @@ class Loader(BatchLoader):
         shuffle: True for a new order each epoch; False for the table's order.
         seed: seed of the order, and of the generators that `transform` gets; not negative.
         drop_last: leave out the rows that don't fill a global batch. Otherwise they are the last, smaller batch.
+        group_by_length: a column. The rows of a batch then have similar lengths in it, so that little of a batch is
+            padding. Its values are lists, strings, bytes, or integers that are lengths. It needs `shuffle`.
         world: rank and world size of this process. By default they are read from the environment when first needed.
         image_size: pixels, or (height, width). Images are scaled to cover this size, and cropped to its centre. Without it,
             they keep their size, which must be the same for all.
@@ -65,8 +70,8 @@ class Loader(BatchLoader):
         pin_memory: put the tensors of batches into page-locked memory. Copies from it to a CUDA device don't block the
             host. It has no effect without a CUDA device, and for transformed rows. With None, the trainer decides: yes
             on CUDA. Without a trainer, None means no.
-        cache: a local directory that keeps decoded images from the first epoch on. It needs `image_size`. See
-            `footplate.data.pipeline.decoded_cache`.
+        cache: a local directory that keeps decoded images from the first epoch on, which needs `image_size`
+            (`footplate.data.pipeline.decoded_cache`); and the lengths of rows for `group_by_length`.
 
     Raises:
         DataError: an empty table, nulls without a meaning, images that can't be decoded, or a column of an unsupported
@@ -82,6 +87,7 @@ class Loader(BatchLoader):
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
+        group_by_length: str | None = None,
         world: World | None = None,
         image_size: int | Sequence[int] | None = None,
         image_mode: ImageMode = "auto",
@@ -99,6 +105,7 @@ class Loader(BatchLoader):
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
+        self.group_by_length = group_by_length
         self._num_workers = check_count("num_workers", num_workers, least=0)
         if num_workers and transform is None:
             raise ConfigError(
@@ -113,9 +120,15 @@ class Loader(BatchLoader):
         in_pieces = bool(self._spec.read.images) and not table.in_memory
         self._window_rows = choose_window_rows(group_bytes, table.num_rows, self._streams) if in_pieces else 0
 
-        self._cache = DecodedCache(cache) if isinstance(cache, (str, os.PathLike)) else cache
-        if cache is not None and image_size is None:
+        cache = DecodedCache(cache) if isinstance(cache, (str, os.PathLike)) else cache
+        if cache is not None and image_size is None and group_by_length is None:
             raise ConfigError("cache= keeps images of one size: give image_size= too.")
+        self._cache = None if image_size is None else cache
+        self._lengths: RowLengths | None = None
+        if group_by_length is not None:
+            _check_grouping(table, group_by_length, shuffle)
+            self._lengths = RowLengths(table, group_by_length, None if cache is None else cache.directory)
+        self._megabatch = 0
         self._caches: dict[str, CachedImages] | None = None
         self._workers: RowWorkers | None = None
 
@@ -144,10 +157,11 @@ class Loader(BatchLoader):
         """Text that must be the same on every rank. Each node may have copies of the files."""
         table = self.table
         order = "shuffled" if self.shuffle else "in order"
-        plan = (self._rows.tolist(), self.drop_last, self._streams, self._window, self._window_rows)
+        plan = (self._rows.tolist(), self.drop_last, self._streams, self._window, self._window_rows, self._grouping())
+        grouped = "" if self.group_by_length is None else f", grouped by the length of {self.group_by_length!r}"
         return (
-            f"{table.num_rows} rows of {table.digest.shared}, {order} by seed {self.seed}, {self.global_batch_size} over "
-            f"all ranks at a time [{digest(plan)}]"
+            f"{table.num_rows} rows of {table.digest.shared}, {order} by seed {self.seed}{grouped}, "
+            f"{self.global_batch_size} over all ranks at a time [{digest(plan)}]"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,6 +177,7 @@ class Loader(BatchLoader):
             "streams": self._streams,
             "window": self._window,
             "window_rows": self._window_rows,
+            **self._grouping(),
             "table": self.table.digest.state_dict(),
         }
 
@@ -172,8 +187,10 @@ class Loader(BatchLoader):
         With another number of ranks, the global batch stays the same, so a rank's share of it changes.
 
         Raises:
-            CheckpointError: the state is of another table, seed or batch size.
+            CheckpointError: the state is of another table, seed or batch size, or of rows with other lengths.
         """
+        # States of earlier versions are of loaders that don't group.
+        state_dict = {"group_by_length": None, "megabatch": 0, "lengths": "", **state_dict}
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise CheckpointError(
@@ -182,8 +199,15 @@ class Loader(BatchLoader):
             )
 
         self.table.digest.check_resumed(state_dict["table"])
-        self._check_settings(state_dict, ("seed", "shuffle", "drop_last"))
+        self._check_settings(state_dict, ("seed", "shuffle", "drop_last", "group_by_length"))
+        if state_dict["lengths"] != self._grouping()["lengths"]:
+            raise CheckpointError(
+                f"The checkpoint was made with other lengths in the column {self.group_by_length!r} of {self.table.uri}, "
+                "so its position means other rows. The files, or the lengths in cache=, have changed: give the files of "
+                "that run and an empty cache= to resume, or begin a new run."
+            )
 
+        self._megabatch = state_dict["megabatch"]
         self._streams, self._window = state_dict["streams"], state_dict["window"]
         self._window_rows = state_dict["window_rows"]
         self._continue_at(state_dict)
@@ -194,7 +218,23 @@ class Loader(BatchLoader):
     def _plan(self, epoch: int) -> Epoch:
         windows = self._streams, self._window, self._window_rows
         order = Order(self.global_batch_size, self.seed, self.shuffle, self.drop_last, *windows)
-        return Epoch(self._rows, order, epoch)
+        if self._lengths is None:
+            return Epoch(self._rows, order, epoch)
+        return GroupedEpoch(self._rows, order, epoch, self._lengths.values, self._megabatch or self._choose_megabatch())
+
+    def _grouping(self) -> dict[str, Any]:
+        """Return what the order depends on beside the settings of other loaders, for a checkpoint."""
+        if self._lengths is None:
+            return {"group_by_length": None, "megabatch": 0, "lengths": ""}
+        return {
+            "group_by_length": self.group_by_length,
+            "megabatch": self._megabatch or self._choose_megabatch(),
+            "lengths": self._lengths.digest,
+        }
+
+    def _choose_megabatch(self) -> int:
+        group_bytes = [group.nbytes for group in self.table.row_groups if group.num_rows]
+        return choose_megabatch(group_bytes, self.table.num_rows, self.global_batch_size)
 
     def _open(self, plan: Epoch, start: int) -> BatchPipeline:
         threads = self.threads
@@ -250,6 +290,24 @@ def choose_prefetch(table: Table, spec: BatchSpec, rows: int, threads: int) -> i
         decoded += table.sequence_bytes
     fitting = _PENDING_BYTES / (rows * (1 + encoded + decoded))
     return int(min(64, max(3, min(fitting, 1 + threads * _PENDING_ROWS // rows))))
+
+
+def _check_grouping(table: Table, column: str, shuffle: bool) -> None:
+    """Refuse to group rows whose order or lengths are fixed, and a flag such as that of Hugging Face's `Trainer`."""
+    if not isinstance(column, str):
+        raise ConfigError(
+            f"group_by_length={column!r}: expected the name of a column: one of {', '.join(table.columns)}, or no argument."
+        )
+    if not shuffle:
+        raise ConfigError(
+            f"group_by_length={column!r} changes the order of the rows, and shuffle=False keeps it: pass shuffle=True to "
+            "train, or leave group_by_length= out to evaluate."
+        )
+    if isinstance(table, PackedTable):
+        raise ConfigError(
+            f"group_by_length={column!r}: the rows of a packed table all have {table.packing.sequence_length} tokens. "
+            "Leave group_by_length= out, or give the table of documents, not packed."
+        )
 
 
 def _check(table: Table, seed: int, transform: Transform | None, on_error: str) -> None:

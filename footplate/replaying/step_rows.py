@@ -22,8 +22,10 @@ import numpy as np
 
 from footplate.checkpoint.step_history import StepBatches
 from footplate.checkpoint.storage import Place
-from footplate.core.errors import ConfigError
+from footplate.core.errors import ConfigError, DataError
 from footplate.data.digest import Digest
+from footplate.data.lengths import RowLengths
+from footplate.data.order.grouping import GroupedEpoch
 from footplate.data.order.mixed_epoch import MixedEpoch, MixedOrder
 from footplate.data.order.plan import Epoch, Order, epoch_of_pass
 from footplate.data.table import Table
@@ -189,6 +191,15 @@ class _OrderedTable:
         order = settings["order"]
         names = ("seed", "shuffle", "drop_last", "streams", "window", "window_rows")
         self._order = Order(order["global_batch_size"], **{name: order[name] for name in names})
+        # Runs of earlier versions have no such entry.
+        column = order.get("group_by_length")
+        self._lengths = None if column is None else RowLengths(self._table, column)
+        if self._lengths is not None and self._lengths.digest != order["lengths"]:
+            raise DataError(
+                f"{self._table.uri}: the rows have other lengths in the column {column!r} than in the run, so the rows of "
+                "its batches aren't known. Give the files that the run read."
+            )
+        self._megabatch: int = order.get("megabatch", 0)
 
     def num_batches(self, ranks: int) -> int:
         """The number of batches of an epoch."""
@@ -200,7 +211,10 @@ class _OrderedTable:
         yield from _named(self._table, self._record, numbers, rank, batch, self._number)
 
     def _epoch(self, epoch: int) -> Epoch:
-        return Epoch(self._table.group_rows, self._order, 0 if self._same_epoch else epoch)
+        epoch = 0 if self._same_epoch else epoch
+        if self._lengths is None:
+            return Epoch(self._table.group_rows, self._order, epoch)
+        return GroupedEpoch(self._table.group_rows, self._order, epoch, self._lengths.values, self._megabatch)
 
 
 class _OrderedMixture:

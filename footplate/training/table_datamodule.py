@@ -42,6 +42,7 @@ class TableDataModule(DataModule):
         eval_transform: a function of a row to validate on, to test on or to predict. A function that prepares rows,
             rather than augments them, belongs in both.
         drop_last: leave out training rows that don't fill a global batch.
+        group_by_length: a column; batches to train on have rows of similar length in it. See `Loader`.
         on_error: see `Loader`.
         num_threads: see `Loader`.
         prefetch: see `Loader`.
@@ -71,6 +72,7 @@ class TableDataModule(DataModule):
         transform: Transform | None = None,
         eval_transform: Transform | None = None,
         drop_last: bool = False,
+        group_by_length: str | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         num_threads: int | Literal["auto"] = "auto",
         prefetch: int | Literal["auto"] = "auto",
@@ -102,6 +104,7 @@ class TableDataModule(DataModule):
             "cache": cache,
         }
         self._drop_last = drop_last
+        self._group_by_length = group_by_length
         self._num_workers = num_workers
 
         # The hyperparameters describe the tables, instead of holding them.
@@ -113,6 +116,7 @@ class TableDataModule(DataModule):
             "seed": seed,
         }
         options |= {"image_size": image_size, "image_mode": image_mode, "drop_last": drop_last, "on_error": on_error}
+        options |= {"group_by_length": group_by_length}
         self.save_hyperparameters({**described, **options})
 
     def train_dataloader(self) -> Loader | None:
@@ -136,14 +140,19 @@ class TableDataModule(DataModule):
             return None
         is_training = stage == "train"
         transform = self._transform if is_training else self._eval_transform
+        options = self._options
+        # A cache of lengths is for the training rows alone.
+        if self._group_by_length is not None and options["image_size"] is None and not is_training:
+            options = {**options, "cache": None}
         return Loader(
             self.tables[stage],
             self.batch_size,
             shuffle=is_training,
             drop_last=is_training and self._drop_last,
+            group_by_length=self._group_by_length if is_training else None,
             transform=transform,
             num_workers=self._num_workers if transform is not None else 0,
-            **self._options,
+            **options,
         )
 
 

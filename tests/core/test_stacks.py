@@ -90,6 +90,26 @@ def test_a_process_answers_with_all_threads_and_no_values(start: Start) -> None:
     assert "do-not-show" not in report_on([process])
 
 
+def test_no_object_of_a_frame_is_made(start: Start) -> None:
+    """That may collect garbage, and so give the GIL away in the midst, which ends in a deadlock or a crash."""
+    pid = start("sys._current_frames = None; time.sleep(300)")
+    until(lambda: asked(pid).source == "answer")
+    assert [frame.function for frame in asked(pid).main] == ["hang", "<module>"]
+
+
+def test_a_method_has_the_name_of_its_class(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "flowers.py").write_text(
+        "import time\n\nclass Flowers:\n    class Inner:\n        @property\n        def transform(self):\n"
+        "            time.sleep(300)\n\n    @staticmethod\n    def read():\n        Flowers.Inner().transform\n"
+        "    Again = Inner\n\nFlowers.Self = Flowers\n"
+    )
+    pid = start(f"sys.path.append({str(tmp_path)!r}); import flowers; flowers.Flowers.read()")
+    until(lambda: asked(pid).source == "answer" and len(asked(pid).main) == 4)
+    assert [frame.function for frame in asked(pid).main] == [
+        "Flowers.Inner.transform", "Flowers.read", "hang", "<module>",
+    ]  # fmt: skip
+
+
 def test_a_loop_is_running_and_has_its_rank(start: Start) -> None:
     pid = start("while True: pass", RANK="3", WORLD_SIZE="4")
     until(lambda: asked(pid).source == "answer")
@@ -184,6 +204,19 @@ def test_dumps_of_faulthandler_are_read() -> None:
         Thread("MainThread", True, (Frame("main", "d.py", 5),)),
     )
     assert from_faulthandler("") == ()
+    named = from_faulthandler(text, {0x7F: "reads", 0x9F: "waits"}, 0x8F)
+    assert [(thread.name, thread.is_main) for thread in named] == [
+        ("reads", False), ("MainThread", True), ("waits", False),
+    ]  # fmt: skip
+
+
+def test_letters_that_faulthandler_has_escaped_are_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "花 é 🌸.py"
+    file.write_text(
+        "import faulthandler, sys\ndef 読む():\n    faulthandler.dump_traceback(sys.stdout.fileno())\n読む()\n"
+    )
+    dump = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True).stdout
+    assert from_faulthandler(dump)[0].frames == (Frame("読む", str(file), 3), Frame("<module>", str(file), 4))
 
 
 @given(st.text())

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from footplate.data import Table
+from footplate.data.order.grouping import GroupedEpoch
 from footplate.data.order.plan import Epoch, Order
 from footplate.data.pipeline.buffers import Buffers
 from footplate.data.pipeline.columns import columns_for
@@ -79,3 +80,24 @@ def test_of_columns_half_as_many_windows_as_are_open_are_loaded_ahead(table: Tab
         prefetcher.take(batch)
         loaded.append(len(prefetcher._windows))
     assert max(loaded) == STREAMS + STREAMS // 2
+
+
+def test_windows_of_grouped_rows_are_loaded_ahead_although_a_batch_needs_few_of_the_open_ones(
+    table: Table, pool: ThreadPoolExecutor
+) -> None:
+    lengths = np.random.default_rng(0).integers(0, 100, 400, np.int32)
+    epoch = GroupedEpoch(np.full(40, ROWS_PER_GROUP), Order(8, shuffle=True, streams=STREAMS), 1, lengths, 10)
+    spec = ReadSpec(columns_for([pa.field("id", pa.int64())]), (), False)
+    prefetcher = WindowPrefetcher(table, spec, epoch, World(0, 4), 0, pool, Buffers())
+    late, loaded, taken = [], [], []
+    for batch in range(epoch.num_batches()):
+        requested = set(prefetcher._windows)
+        slices, windows = prefetcher.take(batch)
+        late.append(not windows.keys() <= requested)
+        loaded.append(len(prefetcher._windows))
+        for part in slices:
+            taken += windows[part.window].blocks["id"][0, part.start : part.stop].tolist()
+    assert sorted(taken) == sorted(row[0] * 10 + row[1] for b in range(50) for row in epoch.rows(b, 0, 4).tolist())
+    assert sum(late[10:]) <= 2, "batches wait for windows that nobody has requested"
+    # A megabatch has 20 rows of each stream.
+    assert max(loaded) <= 3 * 2 * STREAMS

@@ -89,6 +89,24 @@ def test_every_rank_has_its_rows_and_fewer_ranks_continue(tmp_path, delta):
         assert ids_named(run, step) == dict(of_ranks)
 
 
+def test_rows_of_similar_length_are_named_and_other_lengths_are_an_error(tmp_path):
+    lengths = np.random.default_rng(0).integers(0, 50, ROWS)
+    given = rows().append_column("text", pa.array(["x" * length for length in lengths]))
+    pq.write_table(given, tmp_path / "rows.parquet", row_group_size=40)
+    loader = fp.Loader(fp.Table(tmp_path / "rows.parquet"), 7, shuffle=True, group_by_length="text")
+    first, module = seeing(), seeing()
+    trainer(tmp_path / "run", max_steps=12).fit(first, loader)
+    module.ids = first.ids
+    trainer(tmp_path / "run").fit(module, loader, ckpt_path="last")
+    check(tmp_path / "run", module)
+
+    # The digest of a Parquet file knows its size and footer, and not its values.
+    other = fp.Table(given.set_column(3, "text", pa.array(["x"] * ROWS)))
+    other.check_rows = lambda digest: None
+    with pytest.raises(fp.DataError, match="other lengths in the column 'text' than in the run"):
+        fp.rows(tmp_path / "run", 1, other)
+
+
 def test_a_newer_version_of_the_table_does_not_matter(tmp_path, delta):
     module = seeing()
     trainer(tmp_path / "run").fit(module, fp.Loader(fp.Table(delta), 16, shuffle=True))

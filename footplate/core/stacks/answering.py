@@ -13,6 +13,10 @@ A thread waits for questions. It takes the GIL, so that its answer is exact: nam
 latest collective of each process group. If the GIL isn't free, because C code holds it, the thread can't answer. Then the
 asking process sends SIGURG, which faulthandler answers without the GIL. A process without a handler ignores SIGURG.
 
+Faulthandler writes the stacks of an answer, too. `sys._current_frames` isn't safe: it makes an object of each frame. That
+may collect garbage, which may give the GIL away. A thread that begins then waits forever, or a frame is freed while it is
+read (https://github.com/python/cpython/issues/106883).
+
 A worker answers for its whole life. Any other process answers during the calls of a trainer (`while_running`).
 
 A forked child, such as a loader's worker, has no such thread. It answers SIGURG, with the stack of its main thread, in a
@@ -33,13 +37,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import Any
+
+from footplate.core.stacks.class_names import modules_by_file, with_class
+from footplate.core.stacks.snapshot import from_faulthandler
 
 ANSWER, DUMP = "footplate-answer-", "footplate-dump"
 SIGNAL = signal.SIGURG
 THREAD = "footplate-stacks"
 OURS = {THREAD, "footplate-heartbeat"}  # threads that never matter
-MAX_FRAMES = 100
 _END = b"."
 _REPLIES_KEPT = 64  # an asking process may be slow to read its reply, while others ask
 
@@ -125,15 +132,17 @@ def _dump_at_signal(all_threads: bool) -> None:
 def _serve(questions: int, answers: int) -> None:
     replies: dict[str, Any] = {}
     unread = b""
+    stacks = os.memfd_create("footplate-stacks", os.MFD_CLOEXEC)
     while True:
         requests, ends, unread = _split(unread + os.read(questions, 4096))
         if ends:
+            os.close(stacks)
             return
         for request in requests:
             replies.update(_handled(request))
         replies = dict(list(replies.items())[-_REPLIES_KEPT:])
         try:
-            text = json.dumps({**describe(), "replies": replies}).encode()
+            text = json.dumps({**_describe(stacks), "replies": replies}).encode()
         except Exception as error:  # the interpreter is being torn down, or torch has changed
             text = json.dumps({"at": time.monotonic(), "error": type(error).__name__, "replies": replies}).encode()
         os.ftruncate(answers, 0)
@@ -169,19 +178,28 @@ def _handled(line: bytes) -> dict[str, Any]:
         return {}
 
 
-def describe() -> dict[str, Any]:
-    """Describe this process, as plain values."""
-    frames = sys._current_frames()
-    main = threading.main_thread().ident
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    threads = [
-        {"name": names.get(ident, f"thread {ident}"), "is_main": ident == main, "frames": _frames(frame)}
-        for ident, frame in frames.items()
-        if names.get(ident) not in OURS
+def _describe(stacks: int) -> dict[str, Any]:
+    """Describe this process, as plain values.
+
+    Args:
+        stacks: the descriptor of a file for faulthandler.
+    """
+    os.ftruncate(stacks, 0)
+    os.lseek(stacks, 0, os.SEEK_SET)
+    faulthandler.dump_traceback(stacks, all_threads=True)
+    names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
+    threads = from_faulthandler(
+        os.pread(stacks, 1 << 24, 0).decode(errors="replace"), names, threading.main_thread().ident
+    )
+    modules = modules_by_file()
+    named = [
+        replace(thread, frames=tuple(with_class(frame, modules.get(frame.file)) for frame in thread.frames))
+        for thread in threads
+        if thread.name not in OURS
     ]
     return {
         "at": time.monotonic(),
-        "threads": threads,
+        "threads": [asdict(thread) for thread in named],
         "collectives": collectives(),
         "idle_s": None if _progress_at is None else time.monotonic() - _progress_at,
     }
@@ -213,15 +231,6 @@ def collectives() -> list[dict[str, Any]]:
         }
         for group, entry in latest.items()
     ]
-
-
-def _frames(frame: Any) -> list[dict[str, Any]]:
-    frames = []
-    while frame is not None and len(frames) < MAX_FRAMES:
-        code = frame.f_code
-        frames.append({"function": code.co_qualname, "file": code.co_filename, "line": frame.f_lineno or 0})
-        frame = frame.f_back
-    return frames
 
 
 def _after_fork_in_child() -> None:

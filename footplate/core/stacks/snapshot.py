@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -15,9 +16,10 @@ State = Literal["running", "asleep", "stopped", "traced", "uninterruptible", "en
 Source = Literal["answer", "signal", "py-spy", ""]
 
 # Lines of a dump of faulthandler.
-_HEAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+(?: \[(?P<name>.*)\])? \(most recent call first\):")
+_HEAD = re.compile(r"(?:Current t|T)hread 0x(?P<ident>[0-9a-f]+)(?: \[(?P<name>.*)\])? \(most recent call first\):")
 _SINGLE = "Stack (most recent call first):"
-_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 @dataclass(frozen=True)
@@ -135,24 +137,42 @@ def threads_from(values: Any) -> tuple[Thread, ...]:
     )
 
 
-def from_faulthandler(text: str) -> tuple[Thread, ...]:
-    """Read a dump of faulthandler. It lists the newest thread first, so the main thread is the last one.
+def from_faulthandler(text: str, names: Mapping[int, str] | None = None, main: int | None = None) -> tuple[Thread, ...]:
+    """Read a dump of faulthandler. It lists the newest thread first, and at most 100.
+
+    Args:
+        text: the dump.
+        names: the names of threads, by their numbers (`threading.get_ident`).
+        main: the number of the main thread; by default, it is the last one.
 
     >>> from_faulthandler('Stack (most recent call first):\\n  File "a.py", line 3 in wait\\n')[0].frames
     (Frame(function='wait', file='a.py', line=3),)
     """
-    stacks: list[tuple[str, list[Frame]]] = []
+    stacks: list[tuple[int | None, str, list[Frame]]] = []
     for line in text.splitlines():
         head, frame = _HEAD.fullmatch(line), _FRAME.fullmatch(line)
         if head or line == _SINGLE:
-            stacks.append(((head and head["name"]) or "", []))
+            ident = int(head["ident"], 16) if head else None
+            stacks.append((ident, (names or {}).get(ident or 0) or (head and head["name"]) or "", []))
         elif frame and stacks:
-            stacks[-1][1].append(Frame(frame["function"], frame["file"], int(frame["line"])))
+            line_number = int(frame["line"]) if frame["line"].isdecimal() else 0
+            stacks[-1][2].append(Frame(_plain(frame["function"]), _plain(frame["file"]), line_number))
     last = len(stacks) - 1
-    return tuple(
-        Thread("MainThread" if index == last else name or f"thread {last - index}", index == last, tuple(frames))
-        for index, (name, frames) in enumerate(stacks)
-    )
+    threads = []
+    for index, (ident, name, frames) in enumerate(stacks):
+        is_main = index == last if main is None else ident == main
+        threads.append(Thread("MainThread" if is_main else name or f"thread {last - index}", is_main, tuple(frames)))
+    return tuple(threads)
+
+
+def _plain(text: str) -> str:
+    """A text with the letters outside of ASCII that faulthandler has escaped."""
+
+    def letter(found: re.Match[str]) -> str:
+        number = int(found[1] or found[2] or found[3], 16)
+        return chr(number) if number <= sys.maxunicode else found[0]
+
+    return _ESCAPED.sub(letter, text)
 
 
 def from_py_spy(text: str) -> tuple[Thread, ...]:

@@ -47,7 +47,7 @@ from footplate.data.order.window_edges import distinct, find_window_edges, strea
 # The distance in epochs between two passes over a table in one epoch.
 _EPOCHS_PER_PASS = 1 << 20
 # What a generator is for. Each purpose draws from generators of its own.
-_GROUP_ORDER, _ROW_ORDER = 0, 1
+GROUP_ORDER, ROW_ORDER, BATCH_ORDER = range(3)
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ class Epoch:
         rows: the number of rows of each row group, (groups,) int64.
         order: what the order depends on.
         epoch: the number of the epoch, from 0.
+        first_group: the row group that begins the line; None for a random one.
 
     Attributes:
         num_rows: rows of the table.
@@ -108,12 +109,14 @@ class Epoch:
         tail: how many rows remain after the full batches.
     """
 
-    def __init__(self, rows: np.ndarray, order: Order, epoch: int) -> None:
+    def __init__(self, rows: np.ndarray, order: Order, epoch: int, first_group: int | None = None) -> None:
         rows = np.asarray(rows, dtype=np.int64)
         # groups: (groups with rows,), in the order of the line
         groups = np.flatnonzero(rows)
         if order.shuffle:
-            groups = groups[_generator(order.seed, epoch, _GROUP_ORDER, 0).permutation(len(groups))]
+            groups = groups[purpose_generator(order.seed, epoch, GROUP_ORDER, 0).permutation(len(groups))]
+        if first_group is not None:
+            groups = np.concatenate([[first_group], groups[groups != first_group]])
         # ends: (groups with rows,), where each group ends on the line
         ends = np.cumsum(rows[groups])
         self.order = order
@@ -272,14 +275,18 @@ class Epoch:
         if not self.order.shuffle:
             return None
         rows = self.window_rows(window)
-        return _generator(self.order.seed, self.epoch, _ROW_ORDER, window).permutation(rows)
+        return purpose_generator(self.order.seed, self.epoch, ROW_ORDER, window).permutation(rows)
+
+    def first_batch(self, window: int) -> int:
+        """Return the first full batch, or the tail, that takes rows from a window."""
+        stream = self._window_stream[window]
+        return self._batch_at(int(self._window_start[window] - self._stream_start[stream]), int(stream))
 
     def last_batch(self, window: int) -> int:
         """Return the last full batch, or the tail, that may take rows from a window. No rank needs it later."""
         stream = self._window_stream[window]
         last = int(self._window_start[window + 1] - 1 - self._stream_start[stream])
-        share = int(self._share[stream])
-        return min(last // share, self.full_batches) if share else self.full_batches
+        return self._batch_at(last, int(stream))
 
     def rows(self, batch: int, rank: int = 0, world: int = 1) -> np.ndarray:
         """Return a rank's slice of a global batch, (rows, 2) int64: the row group, and the row within it."""
@@ -291,6 +298,11 @@ class Epoch:
         rows = np.concatenate([_with_group(group_slice) for group_slice in self.group_slices(part.window)])
         order = self.window_order(part.window)
         return (rows if order is None else rows[order])[part.start : part.stop]
+
+    def _batch_at(self, place: int, stream: int) -> int:
+        """Return the full batch, or the tail, that takes the row at a place of a stream."""
+        share = int(self._share[stream])
+        return min(place // share, self.full_batches) if share else self.full_batches
 
     def _has_tail_batch(self, world: int) -> bool:
         return not self.order.drop_last and self.tail >= (world if self.full_batches else 1)
@@ -323,5 +335,6 @@ def _with_group(part: GroupSlice) -> np.ndarray:
     return np.stack([np.full(len(rows), part.group), rows], axis=1)
 
 
-def _generator(seed: int, epoch: int, purpose: int, number: int) -> Generator:
+def purpose_generator(seed: int, epoch: int, purpose: int, number: int) -> Generator:
+    """Return the generator of a purpose (`BATCH_ORDER`, …), an epoch and a number, such as that of a window."""
     return default_rng([seed, epoch, purpose, number])

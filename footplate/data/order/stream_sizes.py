@@ -1,6 +1,6 @@
-"""Number of streams and size of windows of a shuffled table, from the sizes of its row groups.
+"""Number of streams, size of windows and size of megabatches of a shuffled table, from the sizes of its row groups.
 
-`plan.py` explains streams and windows. The choice doesn't depend on the number of ranks.
+`plan.py` explains streams and windows, `grouping.py` megabatches. The choice doesn't depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ CUT_WINDOW_BYTES = 48 * 2**20
 # An open row group takes some memory too, so smaller windows than this would gain nothing.
 LEAST_CUT_BYTES = 8 * 2**20
 MAX_STREAMS = 64
+# Of more batches, the lengths in each would be a little closer, and the order a little less random. HF Trainer has 50, too.
+MEGABATCH = 50
+# So that grouping gains something, even if a batch is large.
+LEAST_MEGABATCH = 8
+# With fewer, the batches of a small table would have almost the same rows in every epoch.
+LEAST_MEGABATCHES = 4
 GROUPS_PER_STREAM = 10
 
 
@@ -59,3 +65,16 @@ def choose_window_rows(group_bytes: Sequence[int], rows: int, streams: int) -> i
     """
     row_bytes = max(1, sum(group_bytes) // max(1, rows))
     return max(1, max(CUT_WINDOW_BYTES // streams, LEAST_CUT_BYTES) // row_bytes)
+
+
+def choose_megabatch(group_bytes: Sequence[int], rows: int, batch_size: int) -> int:
+    """Choose how many global batches are sorted by length together. Their rows take `WINDOW_BYTES`, if a batch isn't large.
+
+    Args:
+        group_bytes: the size of each row group.
+        rows: the number of rows of all row groups.
+        batch_size: rows of a global batch.
+    """
+    row_bytes = max(1, sum(group_bytes) // max(1, rows))
+    fitting = max(LEAST_MEGABATCH, WINDOW_BYTES // (batch_size * row_bytes))
+    return max(1, min(MEGABATCH, fitting, rows // batch_size // LEAST_MEGABATCHES))

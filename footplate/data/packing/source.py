@@ -28,6 +28,7 @@ import pyarrow.types as pt
 
 from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
+from footplate.data.array_cache import load_array, save_array
 from footplate.data.order.packing import PackPlan, gather_units, plan_packing
 from footplate.data.sources.arrow import indices
 from footplate.data.sources.base import RowGroup
@@ -113,7 +114,7 @@ class PackedSource:
     def counts(self) -> np.ndarray:
         """The number of sequences of each unit, (units,) int64. The first call reads the lengths of all documents."""
         file = None if self._cache is None else Path(self._cache) / f"{self._key}.npy"
-        kept = None if file is None else _kept(file)
+        kept = None if file is None else load_array(file)
         if kept is not None:
             return kept
         readers = _REMOTE_READERS if self.is_remote else _READERS
@@ -121,7 +122,7 @@ class PackedSource:
             plans = pool.map(self.plan, range(len(self._unit_bytes)))
             counts = np.array([plan.num_sequences for plan in plans], np.int64)
         if file is not None:
-            _keep(file, counts)
+            save_array(file, counts)
         return counts
 
     def groups(self, columns: Sequence[str] | None = None) -> list[RowGroup]:
@@ -274,25 +275,3 @@ def list_type(documents: Table, field: pa.Field) -> pa.DataType:
         f"{documents.uri}: column {field.name!r} is {field.type}, and only lists of numbers are packed. Choose the "
         "columns of tokens with columns=[…]."
     )
-
-
-def _kept(file: Path) -> np.ndarray | None:
-    """Return the counts in a cache; None if there are none, or the file is damaged."""
-    try:
-        return np.load(file)
-    except (OSError, ValueError, EOFError):
-        return None
-
-
-def _keep(file: Path, counts: np.ndarray) -> None:
-    """Write counts to a cache. Another process may do the same at the same time."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_name(f"{file.name}.{os.getpid()}.new.npy")
-        np.save(new, counts)
-        new.rename(file)
-    except OSError as error:
-        raise DataError(
-            f"cache={str(file.parent)!r} can't be used ({error.strerror or error}). Give a writable local directory, or no "
-            "cache."
-        ) from error

@@ -64,6 +64,8 @@ class WindowPrefetcher:
         self._windows: dict[int, Future[Window]] = {}
         # The rows of each window that were not handed out yet.
         self._left: dict[int, int] = {}
+        # The windows that a batch has taken rows from. A later batch may need them again, even if the next one doesn't.
+        self._begun: set[int] = set()
         # How many batches to look ahead.
         starts_slowly = spec.images and not table.is_remote
         self._reach = 0 if starts_slowly else _LOOK_AHEAD_BATCHES
@@ -74,16 +76,18 @@ class WindowPrefetcher:
         """Return the slices of the next batch and their windows, and wait for these. Call this for each batch in turn."""
         for number in [number for number in self._windows if self._epoch.last_batch(number) < batch]:
             del self._windows[number], self._left[number]
+            self._begun.discard(number)
 
         if not self._slices:
             self._request(self._next_slices())
         slices = self._slices.popleft()
         needed = {part.window for part in slices}
+        self._begun |= needed
         for part in slices:
             self._left[part.window] -= part.stop - part.start
 
-        # Look ahead while there is memory. The windows that this batch doesn't finish remain open.
-        remaining = {number for number in needed if self._left[number]} or needed
+        # Look ahead while there is memory. The windows that no batch has finished remain open.
+        remaining = {number for number in self._begun if self._left[number]} or needed
         while self._requested < self._batches and self._requested - batch < self._reach:
             following = self._next_slices()
             if not self._load_ahead(following, remaining):
