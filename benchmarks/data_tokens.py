@@ -10,8 +10,6 @@ embedding takes them, so they are about four times as large as the data in the f
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import common
@@ -19,7 +17,6 @@ import data_common
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from common import Rounds
 from data_common import Entrant
 
 BATCH = 32
@@ -55,21 +52,14 @@ def make_parquet(directory: Path, rows: int) -> None:
         pq.write_table(table, directory / "parquet" / f"{number:03}.parquet", row_group_size=ROWS_PER_GROUP)
 
 
-def take_rounds(
-    kind: str, make: Callable[..., None], entrants: Sequence[Entrant], batch: int, options: argparse.Namespace
-) -> Rounds:
-    """Make the data of a kind, and measure the rounds that the options ask for, after those that the file has."""
-    earlier = data_common.earlier(options.json, options.add)
-    rows = options.rows or (20_000 if options.quick else 200_000)
-    with data_common.data_directory(options.data) as root:
-        directory = data_common.data_set(root / kind, make, rows)
-        return data_common.continued(earlier.get(kind, {}), entrants, directory, batch, options)
-
-
 def main() -> None:
     options = data_common.parse(__doc__ or "", [KIND])
     machine = common.machine()
-    rounds = take_rounds(KIND, make, [LIMIT, FOOTPLATE, *PEERS], BATCH, options)
+    earlier = data_common.earlier(options.json, options.add).get(KIND, {})
+    rows = options.rows or (20_000 if options.quick else 200_000)
+    with data_common.data_directory(options.data) as root:
+        directory = data_common.data_set(root / KIND, make, rows)
+        rounds = data_common.continued(earlier, [LIMIT, FOOTPLATE, *PEERS], directory, BATCH, options)
     fastest = data_common.best(rounds, PEERS, "whole")
     first = data_common.best(rounds, PEERS, "first_batch_s", least=True)
     ratios = {

@@ -11,28 +11,52 @@ entrant does that.
     litdata, mosaic   read formats of their own, written beforehand, in which documents follow one another, without
                       boundaries
 
-The limit is pyarrow, which reads all row groups with two threads. To run this benchmark in parts, see `data_common.py`.
+There are two kinds of data:
+
+    packed            the files are in memory. The limit is pyarrow, which reads all row groups with two threads
+    streamed          the files are on an S3 server, each of whose answers takes 50 ms longer (`object_store.py`). Nothing
+                      is on the local disk when a pass begins. TRL packs a whole data set, so it doesn't stream
+
+To run this benchmark in parts, see `data_common.py`.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 from pathlib import Path
 
 import common
 import data_common
 import data_tokens
+import object_store
+from common import Ratio, Rounds
 from data_common import Entrant
 
 BATCH = 8
-KIND = "packed"
+LATENCY_MS = 50
+LOCAL, REMOTE = "packed", "streamed"
 
-FOOTPLATE = Entrant("footplate", "packed_footplate")
-LIMIT = Entrant("limit: read only", "packed_limit")
-PEERS = [
-    Entrant("trl, best fit", "packed_trl", "trl"),
-    Entrant("litdata, concatenated", "packed_litdata", "data"),
-    Entrant("mosaicml streaming, concatenated", "packed_mosaicml", "data"),
-]
+FOOTPLATE = "footplate"
+LIMIT = "limit: read only"
+TRL = "trl, best fit"
+LITDATA = "litdata, concatenated"
+MOSAIC = "mosaicml streaming, concatenated"
+
+ENTRANTS = {
+    LOCAL: [
+        Entrant(LIMIT, "packed_limit"),
+        Entrant(FOOTPLATE, "packed_footplate"),
+        Entrant(TRL, "packed_trl", "trl"),
+        Entrant(LITDATA, "packed_litdata", "data"),
+        Entrant(MOSAIC, "packed_mosaicml", "data"),
+    ],
+    REMOTE: [
+        Entrant(FOOTPLATE, "streamed_footplate"),
+        Entrant(LITDATA, "streamed_litdata", "data"),
+        Entrant(MOSAIC, "streamed_mosaicml", "data"),
+    ],
+}
 
 
 def make(directory: Path, rows: int) -> None:
@@ -42,17 +66,41 @@ def make(directory: Path, rows: int) -> None:
     (directory / "complete").touch()
 
 
-def main() -> None:
-    options = data_common.parse(__doc__ or "", [KIND])
-    machine = common.machine()
-    rounds = data_tokens.take_rounds(KIND, make, [LIMIT, FOOTPLATE, *PEERS], BATCH, options)
-    ratios = {
-        "vs_limit": data_common.paired(rounds, FOOTPLATE.name, LIMIT.name, "whole"),
-        "vs_best_peer": data_common.paired(rounds, FOOTPLATE.name, data_common.best(rounds, PEERS, "whole"), "whole"),
-        "vs_trl": data_common.paired(rounds, FOOTPLATE.name, PEERS[0].name, "whole"),
+def measure(kind: str, directory: Path, before: Rounds, options: argparse.Namespace) -> Rounds:
+    """Take the rounds that the options ask for, after those that the file has."""
+    with object_store.serve(directory, LATENCY_MS) if kind == REMOTE else contextlib.nullcontext():
+        return data_common.continued(before, ENTRANTS[kind], directory, BATCH, options)
+
+
+def ratios(results: dict[str, Rounds]) -> dict[str, Ratio | None]:
+    """Footplate's rate beside the limit, the best peer and TRL."""
+
+    def over(kind: str, peer: str | None) -> Ratio | None:
+        return data_common.paired(results.get(kind, {}), FOOTPLATE, peer, "whole")
+
+    def best(kind: str) -> str | None:
+        peers = [entrant for entrant in ENTRANTS[kind] if entrant.name not in (FOOTPLATE, LIMIT)]
+        return data_common.best(results.get(kind, {}), peers, "whole")
+
+    return {
+        "vs_limit": over(LOCAL, LIMIT),
+        "vs_best_peer": over(LOCAL, best(LOCAL)),
+        "vs_trl": over(LOCAL, TRL),
+        "streamed_vs_best_peer": over(REMOTE, best(REMOTE)),
     }
+
+
+def main() -> None:
+    options = data_common.parse(__doc__ or "", list(ENTRANTS))
+    machine = common.machine()
+    results = data_common.earlier(options.json, options.add)
+    rows = options.rows or (20_000 if options.quick else 200_000)
+    with data_common.data_directory(options.data) as root:
+        directory = data_common.data_set(root / "packed", make, rows)
+        for kind in options.kinds:
+            results[kind] = measure(kind, directory, results.get(kind, {}), options)
     columns = {**data_common.COLUMNS, "rows_per_cpu_s": "tokens per CPU s", "padding": "padding share"}
-    data_common.report("packing", "tokens to packed batches", {KIND: rounds}, ratios, machine, options.json, columns)
+    data_common.report("packing", "tokens to packed batches", results, ratios(results), machine, options.json, columns)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -371,11 +372,14 @@ def _pad(rows):
 
 
 def packed_footplate(directory, batch, workers):
+    return _footplate_sequences(f"{directory}/parquet", batch, workers)
+
+
+def _footplate_sequences(source, batch, workers):
     from footplate.data import Loader, Table
 
-    table = Table(f"{directory}/parquet").pack(SEQUENCE_LENGTH)
-    for yielded in Loader(table, batch, shuffle=True, num_threads=workers or 1):
-        yield {**yielded, "num_tokens": int((yielded["document_ids"] > 0).sum())}
+    for yielded in Loader(Table(source).pack(SEQUENCE_LENGTH), batch, shuffle=True, num_threads=workers or 1):
+        yield {**yielded, "num_tokens": int(np.count_nonzero(yielded["document_ids"].numpy()))}
 
 
 def packed_trl(directory, batch, workers):
@@ -406,10 +410,14 @@ def _pad_packed(rows):
 
 def packed_litdata(directory, batch, workers):
     """Tokens one after another, without boundaries of documents, from LitData's own format."""
+    return _litdata_tokens(f"{directory}/litdata_tokens", batch, workers)
+
+
+def _litdata_tokens(source, batch, workers):
     import litdata
 
     loader = litdata.TokensLoader(block_size=SEQUENCE_LENGTH)
-    data = litdata.StreamingDataset(f"{directory}/litdata_tokens", item_loader=loader, shuffle=True)
+    data = litdata.StreamingDataset(source, item_loader=loader, shuffle=True)
     options = {"prefetch_factor": 4} if workers else {}
     for tokens in litdata.StreamingDataLoader(data, batch_size=batch, num_workers=workers, **options):
         yield {"tokens": tokens.long(), "num_tokens": tokens.numel()}
@@ -417,13 +425,38 @@ def packed_litdata(directory, batch, workers):
 
 def packed_mosaicml(directory, batch, workers):
     """Sequences of tokens one after another, without boundaries of documents, from Mosaic's own format."""
+    return _mosaicml_tokens(None, f"{directory}/mds_tokens", batch, workers)
+
+
+def _mosaicml_tokens(remote, local, batch, workers):
     from streaming import StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
     clean_stale_shared_memory()
-    data = StreamingDataset(local=f"{directory}/mds_tokens", shuffle=True, batch_size=batch)
+    data = StreamingDataset(remote=remote, local=local, shuffle=True, batch_size=batch)
     for yielded in _loader(data, batch, workers):
         yield {"tokens": yielded["tokens"].long(), "num_tokens": yielded["tokens"].numel()}
+
+
+def streamed_footplate(directory, batch, workers):
+    return _footplate_sequences("s3://lake/parquet", batch, workers)
+
+
+def streamed_litdata(directory, batch, workers):
+    """Each pass begins with an empty local directory."""
+    from litdata.streaming import downloader
+    from litdata.streaming.resolver import Dir
+
+    # LitData itself has no option to read from a server without TLS.
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+    with tempfile.TemporaryDirectory(dir=directory) as local:
+        yield from _litdata_tokens(Dir(path=local, url="s3://lake/litdata_tokens"), batch, workers)
+
+
+def streamed_mosaicml(directory, batch, workers):
+    """Each pass begins with an empty local directory."""
+    with tempfile.TemporaryDirectory(dir=directory) as local:
+        yield from _mosaicml_tokens("s3://lake/mds_tokens", local, batch, workers)
 
 
 def image_limit(directory, batch, workers):

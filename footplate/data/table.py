@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from footplate.data.mapping.table import MappedTable
     from footplate.data.packing.table import PackedTable
 
+# Row groups of a table on a network that are asked for at the same time.
+_REQUESTS = 4
+
 
 @dataclass(frozen=True)
 class TableInfo:
@@ -322,6 +325,17 @@ class Table:
         rows = self._source.read(group, self._columns if columns is None else columns)
         chosen = self._positions[group]
         return rows if chosen is None else rows.take(indices(chosen))
+
+    def read_groups(self, groups: Sequence[int], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Read the selected rows of several row groups, one row group after another.
+
+        Over a network, several are asked for at the same time, since a server takes longer to answer than to send.
+        """
+        if not self.is_remote or len(groups) < 2:
+            yield from (self.read_group(group, columns) for group in groups)
+            return
+        with ThreadPoolExecutor(min(_REQUESTS, len(groups)), "footplate-group") as pool:
+            yield from pool.map(lambda group: self.read_group(group, columns), groups)
 
     def stream_group(self, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Read the selected rows of a row group, in pieces."""

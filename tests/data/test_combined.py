@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
+from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
@@ -198,6 +201,31 @@ def test_a_run_on_several_loaders_resumes_bit_for_bit_in_the_middle_of_an_epoch(
     training.fit(second, data(), ckpt_path=training.run_dir / "cut.ckpt")
     assert first.seen[6:] == second.seen
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_documents_beside_the_rows_of_a_table_resume_after_any_batch(tmp_path: Path, mode: Any) -> None:
+    write_deltalake(tmp_path / "documents", pa.table({"tokens": [[number] * (1 + number % 7) for number in range(40)]}))
+    write_deltalake(tmp_path / "rows", pa.table({"x": range(10)}))
+
+    def fresh() -> Any:
+        packed = fp.Table(tmp_path / "documents").pack(8)
+        several = {
+            "a": fp.Loader(packed, 4, shuffle=True),
+            "b": fp.Loader(fp.Table(tmp_path / "rows"), 3, shuffle=True),
+        }
+        return adapt(CombinedLoader(several, mode), 0, True, World())
+
+    first, second = epochs(fresh(), 0, 2)
+    assert first != second
+    for done in range(1, len(first)):
+        cut, rest = fresh(), fresh()
+        cut.set_epoch(0)
+        begun = [plain(batch) for batch in itertools.islice(cut, done)]
+        rest.load_state_dict(cut.state_dict())
+        rest.set_epoch(0)
+        assert begun + [plain(batch) for batch in itertools.islice(rest, len(first) - done)] == first
+        assert epochs(rest, 1, 1) == [second]
 
 
 def test_a_batch_that_failed_comes_again_from_each_loader(make_trainer: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from deltalake import DeltaTable, write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
 
 from footplate.core.errors import CheckpointError, ConfigError, DataError
 from footplate.data import Loader, PackedTable, Table
+from footplate.data.order.packing import plan_packing
 from footplate.data.packing.source import PackedSource
 from footplate.distributed.world import World
 
@@ -82,6 +86,37 @@ def test_ids_tell_documents_places_and_padding() -> None:
     assert batch["document_ids"].tolist() == [[1, 1, 1, 2], [1, 1, 0, 0], [1, 1, 1, 1]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0], [0, 1, 0, 1], [0, 1, 2, 3]]
     assert {value.dtype for value in batch.values()} == {torch.int64}
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=40) | st.lists(st.integers(500, 900), min_size=1, max_size=6),
+    st.sampled_from([5, 600]),
+    st.integers(1, 7),
+    st.booleans(),
+)
+def test_a_batch_is_what_its_documents_are_token_by_token(
+    lengths: list[int], size: int, batch_size: int, shuffle: bool
+) -> None:
+    ends = np.cumsum(lengths)
+    texts = [list(range(end - length + 1, end + 1)) for end, length in zip(ends, lengths, strict=True)]
+    plan = plan_packing(np.array(lengths), size)
+    rows = []
+    for first, last in pairwise(plan.first_piece.tolist()):
+        row: list[list[int]] = []
+        for number, piece in enumerate(range(first, last), 1):
+            start, length = int(plan.start[piece]), int(plan.length[piece])
+            pieces = texts[plan.document[piece]][start : start + length]
+            row += [[token, number, place] for place, token in enumerate(pieces)]
+        rows.append(row + [[0, 0, place] for place in range(size - len(row))])
+
+    table = Table(columns(texts)).pack(size)
+    loader = Loader(table, batch_size, shuffle=shuffle) if table.num_rows else []
+    batches = [
+        torch.stack([batch[name] for name in ("tokens", "document_ids", "position_ids")], -1).tolist()
+        for batch in loader
+    ]
+    made = [row for batch in batches for row in batch]
+    assert (sorted(made) if shuffle else made) == (sorted(rows) if shuffle else rows)
 
 
 def test_truncation_leaves_out_the_rest_of_a_document() -> None:

@@ -51,6 +51,21 @@ def test_no_two_sequences_would_fit_into_one(lengths: list[int], size: int) -> N
     assert len(filled) < 2 or filled[0] + filled[1] > size
 
 
+@given(st.lists(st.integers(0, 8), max_size=60), st.integers(1, 20))
+def test_documents_of_equal_length_go_where_they_would_go_one_by_one(lengths: list[int], size: int) -> None:
+    used: list[int] = []
+    chosen: list[tuple[int, tuple[int, int, int]]] = []
+    every = [(d, start, min(size, n - start)) for d, n in enumerate(lengths) for start in range(0, n, size)]
+    for piece in sorted(every, key=lambda piece: -piece[2]):
+        fitting = [number for number, tokens in enumerate(used) if tokens + piece[2] <= size]
+        number = max(fitting, key=lambda number: (used[number], -number), default=len(used))
+        used += [0] * (number == len(used))
+        used[number] += piece[2]
+        chosen.append((number, piece))
+    expected = [sorted(piece for sequence, piece in chosen if sequence == number) for number in range(len(used))]
+    assert sequences(plan_packing(np.array(lengths, np.int64), size)) == sorted(expected)
+
+
 @given(lengths_of_documents, st.integers(1, 20))
 def test_sequences_and_their_documents_keep_the_order_of_the_table(lengths: list[int], size: int) -> None:
     packed = sequences(plan_packing(np.array(lengths, np.int64), size))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,6 +32,31 @@ def test_a_delta_table_without_what_was_deleted(delta: str) -> None:
     table = Table(delta)
     assert (table.kind, table.version, table.num_rows) == ("delta", 4, 170)
     assert ids(table) == list(range(30, 200))
+
+
+class FarTable(Table):
+    """A table on a network whose server answers when four row groups have been asked for."""
+
+    is_remote = True
+    asked = threading.Barrier(4, timeout=60)
+
+    def read_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        self.asked.wait()
+        return super().read_group(group, columns)
+
+
+def test_row_groups_on_a_network_are_asked_for_together_and_come_in_order(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(80)}), tmp_path / "t.parquet", row_group_size=10)
+    read = FarTable(tmp_path / "t.parquet").read_groups([6, 1, 0, 3, 7, 2, 5, 4], ["id"])
+    assert [rows["id"][0].as_py() for rows in read] == [60, 10, 0, 30, 70, 20, 50, 40]
+
+
+def test_a_window_and_a_unit_of_documents_ask_for_their_row_groups_together(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [[number] for number in range(80)]}), tmp_path / "t.parquet", row_group_size=20)
+    plain = [batch["id"].flatten().tolist() for batch in Loader(FarTable(tmp_path / "t.parquet"), 80)]
+    assert plain == [list(range(80))]
+    packed = FarTable(tmp_path / "t.parquet").pack(8)
+    assert [batch["id"].flatten().tolist() for batch in Loader(packed, 10)] == [list(range(80))]
 
 
 def test_time_travel_by_number_and_by_timestamp(delta: str) -> None:
@@ -158,8 +185,9 @@ def test_a_missing_or_foreign_place_says_so(tmp_path: Path) -> None:
         Table(tmp_path / "*.parquet")
     with pytest.raises(DataError, match="neither a Delta table"):
         Table(tmp_path / "notes.txt")
-    with pytest.raises(DataError, match="unknown scheme"):
-        Table("gopher://lake/flowers")
+    for scheme in ("gopher", "abfss", "hf"):
+        with pytest.raises(DataError, match=f"unknown scheme {scheme}://"):
+            Table(f"{scheme}://lake/flowers")
     with pytest.raises(DataError, match="expected a path or URI"):
         Table(7)
     with pytest.raises(DataError, match="~nobody_of_this_name/table: there is no such user here"):

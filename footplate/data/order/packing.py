@@ -113,27 +113,40 @@ def _cut(lengths: np.ndarray, longest: int, truncate: bool) -> tuple[np.ndarray,
 
 
 def _best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Return the sequence of each piece, (pieces,) int64."""
-    sequence = np.empty(len(lengths), np.int64)
-    longest_first = np.argsort(-lengths, kind="stable")
+    """Return the sequence of each piece, (pieces,) int64.
+
+    Pieces of equal length are placed together. A sequence with room for several of them takes them one after another: after
+    each, it is the fullest one that has room for the next.
+    """
     full = int(np.count_nonzero(lengths == capacity))
-    sequence[longest_first[:full]] = np.arange(full)
+    longest_first = np.argsort(-lengths, kind="stable")
+    distinct, counts = np.unique(-lengths[longest_first[full:]], return_counts=True)
 
     # rooms: sequences with room, ascending. The first one from `length << _NUMBER_BITS` on fits best.
     rooms: list[int] = []
+    # A sequence that is chosen, and how many of the following pieces it takes.
     chosen: list[int] = []
+    taken: list[int] = []
     begun = full
     mask = (1 << _NUMBER_BITS) - 1
-    for length in lengths[longest_first[full:]].tolist():
-        at = bisect_left(rooms, length << _NUMBER_BITS)
-        if at == len(rooms):
-            room = (capacity << _NUMBER_BITS) | begun
-            begun += 1
-        else:
-            room = rooms.pop(at)
-        chosen.append(room & mask)
-        room -= length << _NUMBER_BITS
-        if room > mask:
-            insort(rooms, room)
-    sequence[longest_first[full:]] = chosen
+    for length, count in zip((-distinct).tolist(), counts.tolist(), strict=True):
+        least = length << _NUMBER_BITS
+        while count:
+            at = bisect_left(rooms, least)
+            if at == len(rooms):
+                room = (capacity << _NUMBER_BITS) | begun
+                begun += 1
+            else:
+                room = rooms.pop(at)
+            fitting = min(count, room // least)
+            chosen.append(room & mask)
+            taken.append(fitting)
+            count -= fitting
+            room -= fitting * least
+            if room > mask:
+                insort(rooms, room)
+
+    sequence = np.empty(len(lengths), np.int64)
+    sequence[longest_first[:full]] = np.arange(full)
+    sequence[longest_first[full:]] = np.repeat(np.array(chosen, np.int64), taken)
     return sequence

@@ -1,6 +1,6 @@
 """The threads between a table and the consumer of its batches.
 
-    readers (2) ──windows──► feeder (1) ──small tasks──► decoders (num_threads) ──► batches, in order
+    readers (2, or 8 over a network) ──windows──► feeder (1) ──small tasks──► decoders (num_threads) ──► batches, in order
 
 1. The feeder waits for the windows of the next batch and collates its columns. It hands the images to the decoders in small
    tasks, which write straight into the batch's memory. Up to `prefetch` batches are pending.
@@ -30,6 +30,8 @@ from footplate.data.table import Table
 from footplate.distributed.world import World
 
 _READERS = 2
+# Over a network, most of the readers wait for the server.
+_REMOTE_READERS = 8
 
 
 class BatchPipeline:
@@ -74,7 +76,7 @@ class BatchPipeline:
         self._room = threading.Semaphore(prefetch)
         self._pending: SimpleQueue[PendingBatch | BaseException] = SimpleQueue()
 
-        self._readers = ThreadPoolExecutor(_READERS, "footplate-read")
+        self._readers = ThreadPoolExecutor(_REMOTE_READERS if table.is_remote else _READERS, "footplate-read")
         self._decoders = ThreadPoolExecutor(threads, "footplate-decode")
         self._windows = WindowPrefetcher(table, read, epoch, world, start, self._readers, buffers)
         self._builder = BatchBuilder(table, spec, epoch.epoch, self._decoders, caches, buffers, workers, busy or Busy())

@@ -14,6 +14,7 @@ locked, and hands it out again when the copies from it have finished. So pinned 
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 import weakref
@@ -48,7 +49,7 @@ class Buffers:
 
     def take(self, shape: Sequence[int], dtype: Any = np.uint8) -> np.ndarray:
         """Return an array with undefined contents."""
-        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         with self._lock:
             self._collect()
             memory = self._fitting(nbytes)

@@ -28,14 +28,17 @@ from footplate.data.pipeline.columns import BlockSlice, Columns, refuse_null_ite
 class Sequences:
     """The sequences of a window, in the order in which they are handed out.
 
+    Its pieces are in that order, too. The padding of a sequence is its last piece, and may be empty.
+
     Attributes:
         items: for each column, the tokens of each chunk.
         chunk: the chunk of each sequence, (sequences,) int64.
         start: where its tokens begin in the chunk, (sequences,) int64.
         length: the number of its tokens, (sequences,) int64.
-        first_piece: the number of its first piece, (sequences,) int64.
-        pieces: the number of its pieces, (sequences,) int64.
-        piece_length: the number of tokens of every piece of the window, (pieces,) int64.
+        first_piece: where the pieces of each sequence begin, and where those of the last one end, (sequences + 1,) int64.
+        piece_number: the number of each piece in its sequence, from 1; 0 for padding, (pieces,) int32.
+        piece_begin: where each piece begins in its sequence, (pieces,) int32.
+        piece_length: the number of its tokens, (pieces,) int64.
     """
 
     items: list[list[np.ndarray]]
@@ -43,7 +46,8 @@ class Sequences:
     start: np.ndarray
     length: np.ndarray
     first_piece: np.ndarray
-    pieces: np.ndarray
+    piece_number: np.ndarray
+    piece_begin: np.ndarray
     piece_length: np.ndarray
 
 
@@ -75,9 +79,11 @@ class PackedColumns(Columns):
 
         # rows: (5, sequences): chunk, start, length, first piece, pieces
         rows = np.concatenate([np.zeros((5, 0), np.int64), *parts], axis=1)
-        items = [self._items(name, column) for name, column in zip(self.names, values, strict=True)]
         chunk, start, length, first, pieces = rows if order is None else rows[:, order]
-        return Sequences(items, chunk, start, length, first, pieces, np.concatenate(piece_lengths))
+        items = [self._items(name, column) for name, column in zip(self.names, values, strict=True)]
+        return Sequences(
+            items, chunk, start, length, *self._pieces(length, first, pieces, np.concatenate(piece_lengths))
+        )
 
     def collate(self, slices: Sequence[BlockSlice], buffers: Buffers) -> dict[str, torch.Tensor]:
         """Return padded tensors, and the ids of documents and positions."""
@@ -124,23 +130,39 @@ class PackedColumns(Columns):
                 out[row, length:] = padding
                 row += 1
 
+    def _pieces(
+        self, length: np.ndarray, first: np.ndarray, pieces: np.ndarray, stored: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return `first_piece`, `piece_number`, `piece_begin` and `piece_length` of sequences.
+
+        Args:
+            length: the number of tokens of each sequence, (sequences,).
+            first: the number of its first piece among the stored pieces, (sequences,).
+            pieces: the number of its pieces, (sequences,).
+            stored: the number of tokens of each piece as it is stored, without padding.
+        """
+        size = self.packing.sequence_length
+        first_piece = np.concatenate([[0], np.cumsum(pieces + 1)])
+        padding = first_piece[1:] - 1
+        # number: (pieces,), from 1
+        number = np.arange(1, first_piece[-1] + 1) - np.repeat(first_piece[:-1], pieces + 1)
+        number[padding] = 0
+
+        is_document = number > 0
+        piece_length = np.empty(len(number), np.int64)
+        piece_length[padding] = size - length
+        piece_length[is_document] = stored[np.repeat(first, pieces) + number[is_document] - 1]
+
+        # All sequences before a piece are full of pieces, since padding counts.
+        begin = np.cumsum(piece_length) - piece_length - np.repeat(size * np.arange(len(length)), pieces + 1)
+        return first_piece, number.astype(np.int32), begin.astype(np.int32), piece_length
+
     def _number(
         self, sequences: Sequences, start: int, stop: int, document_ids: np.ndarray, position_ids: np.ndarray
     ) -> None:
         """Write the ids of some sequences into two arrays of shape (rows, sequence length)."""
-        # The padding of a sequence counts as one more piece, whose number is 0.
-        pieces = sequences.pieces[start:stop] + 1
-        ends = np.cumsum(pieces)
-        # number: (pieces,), of each piece in its sequence, from 1
-        number = np.arange(1, ends[-1] + 1) - np.repeat(ends - pieces, pieces)
-        number[ends - 1] = 0
-        length = np.empty(len(number), np.int64)
-        length[ends - 1] = self.packing.sequence_length - sequences.length[start:stop]
-        is_document = number > 0
-        first = np.repeat(sequences.first_piece[start:stop], pieces - 1)
-        length[is_document] = sequences.piece_length[first + number[is_document] - 1]
-
-        document_ids.reshape(-1)[:] = np.repeat(number, length)
-        # begin: (pieces,), the place of each piece among all tokens of these sequences
-        begin = np.cumsum(length) - length
-        np.subtract(np.arange(position_ids.size), np.repeat(begin, length), out=position_ids.reshape(-1))
+        pieces = slice(sequences.first_piece[start], sequences.first_piece[stop])
+        length = sequences.piece_length[pieces]
+        document_ids[:] = np.repeat(sequences.piece_number[pieces], length).reshape(document_ids.shape)
+        begin = np.repeat(sequences.piece_begin[pieces], length).reshape(position_ids.shape)
+        np.subtract(np.arange(self.packing.sequence_length, dtype=np.int32), begin, out=position_ids)

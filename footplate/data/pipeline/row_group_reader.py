@@ -36,6 +36,16 @@ class RowGroupReader:
         # The next row of the row group.
         self._next_row = 0
 
+    def read_all(self, group_slices: Sequence[GroupSlice]) -> Iterator[pa.Table]:
+        """Read the rows of several slices, one slice after another, in pieces."""
+        if self._in_pieces:
+            for group_slice in group_slices:
+                yield from self.read(group_slice)
+            return
+        groups = [group_slice.group for group_slice in group_slices]
+        for group_slice, rows in zip(group_slices, self.table.read_groups(groups, self._columns), strict=True):
+            yield rows.slice(group_slice.start, group_slice.stop - group_slice.start)
+
     def read(self, group_slice: GroupSlice) -> Iterator[pa.Table]:
         """Read the rows of a slice, in pieces."""
         if group_slice.group != self._group or group_slice.start < self._next_row:

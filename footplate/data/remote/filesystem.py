@@ -4,6 +4,9 @@ A request that fails for a temporary reason (a broken connection, a busy server)
 all, after 0.1, 0.2, 0.4 … seconds plus a random part. An error that can't pass by waiting (a missing file, missing
 permissions) is raised at once. A large read is split into requests of 8 MiB, four at a time.
 
+A file is asked for its tag once before it is read, to see whether another file has replaced it. The first bytes are asked
+for at the same time, so reading a row group takes the time of one answer of the server.
+
 Everything else is as in the pyarrow file system that is wrapped. So every kind of table has retries and cache.
 """
 
@@ -16,12 +19,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from footplate.data.remote.file_cache import BlockStore, FileCache
+from footplate.data.remote.file_cache import BlockStore, Fetch, FileCache
 
 T = TypeVar("T")
 
@@ -81,18 +85,25 @@ class RemoteFile(io.RawIOBase):
     """A file that is read by ranges.
 
     Args:
-        open_native: opens the file for reading; raises if another file has replaced it.
+        fetch: reads from the network.
+        check: raises if another file has replaced it. It is called once, beside the first request.
         name: the cache's name for the file and its content.
         size: the size in bytes.
         blocks: the cache, or None.
     """
 
     def __init__(
-        self, open_native: Callable[[], pa.NativeFile], name: str, size: int, blocks: BlockStore | None
+        self,
+        fetch: Fetch,
+        check: Callable[[], None],
+        name: str,
+        size: int,
+        blocks: BlockStore | None,
     ) -> None:
         super().__init__()
-        self._open_native, self._name, self._size, self._blocks = open_native, name, size, blocks
-        self._native: pa.NativeFile | None = None
+        self._fetch_native, self._check, self._name, self._size = fetch, check, name, size
+        self._blocks = blocks
+        self._is_checked = False
         self._at = 0
 
     def readable(self) -> bool:
@@ -135,14 +146,16 @@ class RemoteFile(io.RawIOBase):
         return retrying(lambda: self._fetch_once(offset, length))
 
     def _fetch_once(self, offset: int, length: int) -> bytes:
-        native = self._native = self._native or self._open_native()
-        try:
-            data = native.read_at(length, offset)
-            if len(data) != length:
-                raise OSError(f"read {len(data)} bytes at {offset} instead of {length}")
-        except OSError:
-            self._native = None
-            raise
+        if self._is_checked:
+            return self._fetch_native(offset, length)
+        with ThreadPoolExecutor(1, "footplate-check") as pool:
+            checking = pool.submit(self._check)
+            try:
+                data = self._fetch_native(offset, length)
+            finally:
+                # A range may be missing because the file was replaced. Then that is the error.
+                checking.result()
+        self._is_checked = True
         return data
 
 
@@ -153,6 +166,11 @@ class RemoteFiles(pafs.FileSystemHandler):
         self._inner, self._blocks, self._service = inner, blocks, service
         # The identities of files that were opened. With a complete cache, such a file is opened again without a request.
         self._known: dict[str, Identity] = {}
+        # The open files. An open file asks the server for nothing but the bytes that are read.
+        self._natives: dict[str, pa.NativeFile] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_natives": {}}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemoteFiles) and self._inner == other._inner
@@ -176,14 +194,31 @@ class RemoteFiles(pafs.FileSystemHandler):
         """Return the identity of a file when it was first opened."""
         known = self._known.get(path)
         if known is None:
-            with retrying(lambda: self._inner.open_input_file(path)) as native:
-                known = self._known[path] = self._identify(path, native)
+            native = retrying(lambda: self._inner.open_input_file(path))
+            known = self._known[path] = self._identify(path, native)
+            self._natives[path] = native
         return known
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         known = self.identify(path)
         name = f"{self._inner.type_name} {self._service} {path} {known.size} {known.tag}"
-        return pa.PythonFile(RemoteFile(lambda: self._open(path, known), name, known.size, self._blocks), mode="r")
+        fetch, check = partial(self._fetch, path, known), partial(self._check, path, known)
+        return pa.PythonFile(RemoteFile(fetch, check, name, known.size, self._blocks), mode="r")
+
+    def _fetch(self, path: str, known: Identity, offset: int, length: int) -> bytes:
+        native = self._natives.get(path) or self._open(path, known)
+        try:
+            data = native.read_at(length, offset)
+            if len(data) != length:
+                raise OSError(f"read {len(data)} bytes at {offset} instead of {length}")
+        except OSError:
+            self._natives.pop(path, None)
+            raise
+        self._natives[path] = native
+        return data
+
+    def _check(self, path: str, known: Identity) -> None:
+        self._open(path, known).close()
 
     def _open(self, path: str, known: Identity) -> pa.NativeFile:
         native = self._inner.open_input_file(path)

@@ -13,9 +13,10 @@ import pyarrow as pa
 
 
 def indices(rows: np.ndarray) -> pa.Array:
-    """Convert row numbers, (rows,), to an Arrow array for `take`."""
-    numbers = np.ascontiguousarray(rows, dtype=np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+    """Convert row numbers, (rows,), to an Arrow array for `take`: int32 if they are, else int64."""
+    is_narrow = rows.dtype == np.int32
+    numbers = np.ascontiguousarray(rows, dtype=np.int32 if is_narrow else np.int64)
+    return pa.Array.from_buffers(pa.int32() if is_narrow else pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def table_from(exported: Any) -> pa.Table:
