@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -329,13 +330,20 @@ class Table:
     def read_groups(self, groups: Sequence[int], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Read the selected rows of several row groups, one row group after another.
 
-        Over a network, several are asked for at the same time, since a server takes longer to answer than to send.
+        Over a network, several are asked for at the same time, since a server takes longer to answer than to send. No more
+        than these are in memory beside those that the caller keeps.
         """
         if not self.is_remote or len(groups) < 2:
             yield from (self.read_group(group, columns) for group in groups)
             return
         with ThreadPoolExecutor(min(_REQUESTS, len(groups)), "footplate-group") as pool:
-            yield from pool.map(lambda group: self.read_group(group, columns), groups)
+            pending: deque[Future[pa.Table]] = deque()
+            for group in groups:
+                pending.append(pool.submit(self.read_group, group, columns))
+                if len(pending) == _REQUESTS:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
 
     def stream_group(self, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Read the selected rows of a row group, in pieces."""

@@ -51,6 +51,21 @@ def test_row_groups_on_a_network_are_asked_for_together_and_come_in_order(tmp_pa
     assert [rows["id"][0].as_py() for rows in read] == [60, 10, 0, 30, 70, 20, 50, 40]
 
 
+def test_few_row_groups_on_a_network_are_read_before_somebody_takes_them(tmp_path: Path) -> None:
+    class AskedTable(Table):
+        is_remote = True
+
+        def read_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+            asked.append(group)
+            return super().read_group(group, columns)
+
+    pq.write_table(pa.table({"id": range(80)}), tmp_path / "t.parquet", row_group_size=1)
+    asked: list[int] = []
+    taken = AskedTable(tmp_path / "t.parquet").read_groups(range(80))
+    assert [next(taken)["id"][0].as_py() for _ in range(10)] == list(range(10))
+    assert len(asked) <= 10 + 3
+
+
 def test_a_window_and_a_unit_of_documents_ask_for_their_row_groups_together(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [[number] for number in range(80)]}), tmp_path / "t.parquet", row_group_size=20)
     plain = [batch["id"].flatten().tolist() for batch in Loader(FarTable(tmp_path / "t.parquet"), 80)]
