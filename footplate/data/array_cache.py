@@ -5,7 +5,7 @@ The name of a file holds the digest of everything that the array depends on. So 
 
 from __future__ import annotations
 
-import os
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +25,19 @@ def load_array(file: Path) -> np.ndarray | None:
 
 
 def save_array(file: Path, array: np.ndarray) -> None:
-    """Write an array to a cache. Another process may do the same at the same time.
+    """Write an array to a cache. Other threads and processes may do the same at the same time.
 
     Raises:
         DataError: the directory can't be written.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_name(f"{file.name}.{os.getpid()}.new.npy")
-        np.save(new, array)
-        new.rename(file)
+        new = file.with_name(f"{file.name}.{secrets.token_hex(8)}.new.npy")
+        try:
+            np.save(new, array)
+            new.replace(file)
+        finally:
+            new.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
             f"cache={str(file.parent)!r} can't be used ({error.strerror or error}). Give a writable local directory, or no "
