@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import pyarrow.types as pt
 from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.data.array_cache import load_array, save_array
+from footplate.data.group_scan import scan_groups
 from footplate.data.sources.column_types import is_bytes, plain_type
 from footplate.data.table import Table
 
@@ -38,7 +38,6 @@ pc: Any = pyarrow.compute
 
 # Change this if the same rows get other lengths.
 _ALGORITHM = 1
-_READERS = 4
 _LONGEST = np.iinfo(np.int32).max
 
 
@@ -92,10 +91,9 @@ class RowLengths:
         groups = np.flatnonzero(self._table.group_rows).tolist()
         lengths = np.empty(self._table.num_rows, np.int32)
         first = 0
-        with ThreadPoolExecutor(_READERS, "footplate-lengths") as pool:
-            for of_group in pool.map(self._read_group, groups):
-                lengths[first : first + len(of_group)] = of_group
-                first += len(of_group)
+        for of_group in scan_groups(self._read_group, groups, self._table.is_remote):
+            lengths[first : first + len(of_group)] = of_group
+            first += len(of_group)
         return lengths
 
     def _read_group(self, group: int) -> np.ndarray:

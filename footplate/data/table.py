@@ -29,6 +29,7 @@ import pyarrow as pa
 from footplate.core.errors import ConfigError, DataError, did_you_mean
 from footplate.core.hashing import hashed
 from footplate.data.digest import Digest
+from footplate.data.group_scan import scan_groups
 from footplate.data.order.selection import Split, candidates, from_text, positions, to_expression, to_text
 from footplate.data.remote.file_cache import FileCache
 from footplate.data.remote.location import full_address
@@ -493,8 +494,7 @@ class Table:
                 return np.zeros(0, np.int64)
             return positions(self._source, number, groups[number], self._filter, self._splits)
 
-        with ThreadPoolExecutor(4, "footplate-select") as pool:
-            return list(pool.map(chosen, range(len(groups))))
+        return list(scan_groups(chosen, range(len(groups)), self.is_remote))
 
     @functools.cached_property
     def _group_starts(self) -> list[int]:

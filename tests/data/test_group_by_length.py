@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,20 @@ def test_each_selection_and_column_has_lengths_of_its_own_in_a_cache(parquet: st
             cached = RowLengths(table, column, tmp_path / "cache").values
             assert cached.tolist() == RowLengths(table, column).values.tolist()
     assert len([*(tmp_path / "cache").iterdir()]) == 4
+
+
+def test_lengths_on_a_network_are_asked_for_together(parquet: str) -> None:
+    class FarTable(Table):
+        """A table whose server answers when sixteen row groups have been asked for."""
+
+        is_remote = True
+
+        def read_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+            asked.wait()
+            return super().read_group(group, columns)
+
+    asked = threading.Barrier(16, timeout=60)
+    assert len(RowLengths(FarTable(parquet, filter=[("id", "<", 16 * 20)]), "length").values) == 16 * 20
 
 
 def test_a_damaged_cache_is_written_again(parquet: str, tmp_path: Path) -> None:

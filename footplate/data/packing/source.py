@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +28,7 @@ import pyarrow.types as pt
 from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.data.array_cache import load_array, save_array
+from footplate.data.group_scan import scan_groups
 from footplate.data.order.packing import PackPlan, gather_units, plan_packing
 from footplate.data.sources.arrow import indices
 from footplate.data.sources.base import RowGroup
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 
 # Change this if the same documents are packed into other sequences.
 _ALGORITHM = 1
-_READERS = 4
-# Over a network, most of the readers wait for the server.
-_REMOTE_READERS = 16
-
 # Pieces of this many tokens or more, on average, are copied faster piece by piece than token by token.
 _LONG_PIECE = 256
 
@@ -117,10 +113,8 @@ class PackedSource:
         kept = None if file is None else load_array(file)
         if kept is not None:
             return kept
-        readers = _REMOTE_READERS if self.is_remote else _READERS
-        with ThreadPoolExecutor(readers, "footplate-pack") as pool:
-            plans = pool.map(self.plan, range(len(self._unit_bytes)))
-            counts = np.array([plan.num_sequences for plan in plans], np.int64)
+        sizes = scan_groups(lambda unit: self.plan(unit).num_sequences, range(len(self._unit_bytes)), self.is_remote)
+        counts = np.array(list(sizes), np.int64)
         if file is not None:
             save_array(file, counts)
         return counts
