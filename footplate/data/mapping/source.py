@@ -6,9 +6,9 @@ rows only. The other rows of a row group, which nobody reads, have nulls in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +16,13 @@ import pyarrow as pa
 from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.data.mapping.store import MappedStore, Results
-from footplate.data.sources.base import RowGroup, Source
+from footplate.data.sources.base import RowGroup, Source, WholeGroupSource
 
 if TYPE_CHECKING:
     from footplate.data.table import Table
 
 
-class MappedSource:
+class MappedSource(WholeGroupSource):
     """The columns of a source, and those that a function has computed; see `Source` for its methods.
 
     A computed column hides a column of the source with the same name.
@@ -89,17 +89,6 @@ class MappedSource:
         known = self._source.nulls(column)
         is_whole = all(positions is None for positions in self._positions)
         return known if is_whole or known == 0 else None
-
-    def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
-        """Return None: a table is filtered before its columns are computed."""
-
-    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """Return the first rows of a row group."""
-        return self.read(group, columns).slice(0, rows)
-
-    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Return the rows of a row group in one piece."""
-        yield self.read(group, columns)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Read the physical rows of a row group.

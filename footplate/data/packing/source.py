@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,7 @@ from footplate.data.array_cache import load_array, save_array
 from footplate.data.group_scan import scan_groups
 from footplate.data.order.packing import PackPlan, gather_units, plan_packing
 from footplate.data.sources.arrow import indices
-from footplate.data.sources.base import RowGroup
+from footplate.data.sources.base import RowGroup, WholeGroupSource
 from footplate.data.sources.column_types import plain_type
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Packing:
         return hashed(_ALGORITHM, asdict(self))
 
 
-class PackedSource:
+class PackedSource(WholeGroupSource):
     """The sequences of a table of documents; see `Source` for its methods.
 
     Args:
@@ -143,17 +143,6 @@ class PackedSource:
     def nulls(self, column: str) -> int:
         """Return 0: a null list is an empty document."""
         return 0
-
-    def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
-        """Return None: sequences aren't filtered."""
-
-    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """Return the first sequences of a unit."""
-        return self.read(group, columns).slice(0, rows)
-
-    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Return the sequences of a unit in one piece."""
-        yield self.read(group, columns)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Read the documents of a unit, and pack them.

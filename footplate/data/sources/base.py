@@ -2,10 +2,12 @@
 
 A row group is the smallest unit that is read at once: a row group of a Parquet file, or a slice of a table in memory.
 Selection, order, threads and decoding know a source only by this contract. So a new kind of table is one new file here.
+`WholeGroupSource` has the methods of a source that can only read a row group as a whole.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -101,3 +103,22 @@ class Source(Protocol):
     def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Read the same rows as `read` in pieces, so that they needn't be in memory all at once."""
         ...
+
+
+class WholeGroupSource(ABC):
+    """A source that reads a row group as a whole, and knows nothing of its values before; see `Source` for the methods."""
+
+    @abstractmethod
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Read the physical rows of a group."""
+
+    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
+        """Return the first rows of a group, and read all of it."""
+        return self.read(group, columns).slice(0, rows)
+
+    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Return the rows of a group in one piece."""
+        yield self.read(group, columns)
+
+    def guarantee(self, group: int, columns: Sequence[str], filter: pc.Expression) -> None:
+        """Return None: nothing is known without reading."""

@@ -9,7 +9,6 @@ Classes are numbered in the order of their names. Without class directories ther
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -17,13 +16,13 @@ import pyarrow.fs as pafs
 from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.data.remote.location import FoundFile, Location, is_image
-from footplate.data.sources.base import RowGroup
+from footplate.data.sources.base import RowGroup, WholeGroupSource
 
 _ROWS_PER_GROUP = 32
 _ROWS_PER_PIECE = 8
 
 
-class ImageFolderSource:
+class ImageFolderSource(WholeGroupSource):
     """Image files, `_ROWS_PER_GROUP` of them at a time.
 
     Args:
@@ -74,13 +73,6 @@ class ImageFolderSource:
     def nulls(self, column: str) -> int:
         """Return 0: there are no nulls."""
         return 0
-
-    def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
-        """Return None: nothing is known without reading."""
-
-    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """Read the first rows of a group."""
-        return self.read(group, columns).slice(0, rows)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Read the bytes and classes of a group's files."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from footplate.core.errors import DataError
-from footplate.data.sources.base import RowGroup
+from footplate.data.sources.base import RowGroup, WholeGroupSource
 from footplate.data.sources.value_hash import hash_table
 
 _ROWS_PER_GROUP = 65_536
 
 
-class MemorySource:
+class MemorySource(WholeGroupSource):
     """Slices of an Arrow table.
 
     Args:
@@ -70,20 +70,9 @@ class MemorySource:
         """Count the nulls of a column."""
         return self._table.column(column).null_count
 
-    def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
-        """Return None: nothing is known without reading."""
-
-    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """Return the first rows of a slice."""
-        return self.read(group, columns).slice(0, rows)
-
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Return a slice, without a copy."""
         return self._table.select(list(columns)).slice(group * _ROWS_PER_GROUP, _ROWS_PER_GROUP)
-
-    def stream(self, group: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Return the slice in one piece."""
-        yield self.read(group, columns)
 
 
 def open_memory(data: Any) -> MemorySource | None:

@@ -24,7 +24,7 @@ import pyarrow.fs as pafs
 from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.data.remote.location import FoundFile, Location
-from footplate.data.sources.base import RowGroup
+from footplate.data.sources.base import RowGroup, WholeGroupSource
 from footplate.data.sources.tf_example import Feature, parse_example
 
 _GROUP_BYTES = 4 * 2**20
@@ -33,7 +33,7 @@ _ROWS_PER_PIECE = 32
 _CHUNK = 2**20
 
 
-class TFRecordSource:
+class TFRecordSource(WholeGroupSource):
     """Records of TFRecord files, in groups of a few MiB of neighbouring records.
 
     Args:
@@ -107,13 +107,6 @@ class TFRecordSource:
     def nulls(self, column: str) -> int | None:
         """Return 0 for whole records, None for features."""
         return 0 if column == "record" else None
-
-    def guarantee(self, group: int, columns: Sequence[str], filter: Any) -> None:
-        """Return None: nothing is known without reading."""
-
-    def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
-        """Read the first rows of a group."""
-        return self.read(group, columns).slice(0, rows)
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Read and parse the records of a group."""
