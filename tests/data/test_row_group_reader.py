@@ -36,7 +36,7 @@ def table(tmp_path: Path) -> CountingTable:
 
 
 def ids(reader: RowGroupReader, group: int, start: int, stop: int) -> list[int]:
-    return [number for read in reader.read(GroupSlice(group, start, stop)) for number in read["id"].to_pylist()]
+    return [number for read in reader.read([GroupSlice(group, start, stop)]) for number in read["id"].to_pylist()]
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])

@@ -36,17 +36,17 @@ class RowGroupReader:
         # The next row of the row group.
         self._next_row = 0
 
-    def read_all(self, group_slices: Sequence[GroupSlice]) -> Iterator[pa.Table]:
-        """Read the rows of several slices, one slice after another, in pieces."""
+    def read(self, group_slices: Sequence[GroupSlice]) -> Iterator[pa.Table]:
+        """Read the rows of several slices, one slice after another."""
         if self._in_pieces:
             for group_slice in group_slices:
-                yield from self.read(group_slice)
+                yield from self._pieces_of(group_slice)
             return
         groups = [group_slice.group for group_slice in group_slices]
         for group_slice, rows in zip(group_slices, self.table.read_groups(groups, self._columns), strict=True):
             yield rows.slice(group_slice.start, group_slice.stop - group_slice.start)
 
-    def read(self, group_slice: GroupSlice) -> Iterator[pa.Table]:
+    def _pieces_of(self, group_slice: GroupSlice) -> Iterator[pa.Table]:
         """Read the rows of a slice, in pieces."""
         if group_slice.group != self._group or group_slice.start < self._next_row:
             self._open(group_slice.group)
@@ -61,7 +61,4 @@ class RowGroupReader:
 
     def _open(self, group: int) -> None:
         self._group, self._next_row, self._rest = group, 0, None
-        if self._in_pieces:
-            self._pieces = self.table.stream_group(group, self._columns)
-        else:
-            self._pieces = iter([self.table.read_group(group, self._columns)])
+        self._pieces = self.table.stream_group(group, self._columns)

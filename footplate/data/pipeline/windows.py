@@ -89,7 +89,7 @@ def load_window(reader: RowGroupReader, spec: ReadSpec, epoch: RowOrder, number:
     images = {name: EncodedImages(epoch.window_rows(number), buffers) for name in spec.images}
     places = _inverse(order, epoch.window_rows(number)) if images else np.zeros(0, np.int64)
     pieces, first = [], 0
-    for piece in reader.read_all(group_slices if spec.names else ()):
+    for piece in reader.read(group_slices if spec.names else ()):
         for name, encoded in images.items():
             _add_images(encoded, _bytes_of(piece.column(name)), places[first : first + piece.num_rows])
         pieces.append(piece.drop_columns(list(images)))
