@@ -39,6 +39,8 @@ from footplate.distributed.world import World
 # With prefetch="auto": rows of pending batches for each thread, and bytes of pending batches, encoded and decoded.
 _PENDING_ROWS = 64
 _PENDING_BYTES = 64 * 2**20
+# What the state of a loader says that doesn't group by length.
+_NOT_GROUPED = {"group_by_length": None, "megabatch": 0, "lengths": ""}
 
 
 class Loader(BatchLoader):
@@ -190,7 +192,7 @@ class Loader(BatchLoader):
             CheckpointError: the state is of another table, seed or batch size, or of rows with other lengths.
         """
         # States of earlier versions are of loaders that don't group.
-        state_dict = {"group_by_length": None, "megabatch": 0, "lengths": "", **state_dict}
+        state_dict = {**_NOT_GROUPED, **state_dict}
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise CheckpointError(
@@ -225,7 +227,7 @@ class Loader(BatchLoader):
     def _grouping(self) -> dict[str, Any]:
         """Return what the order depends on beside the settings of other loaders, for a checkpoint."""
         if self._lengths is None:
-            return {"group_by_length": None, "megabatch": 0, "lengths": ""}
+            return _NOT_GROUPED
         return {
             "group_by_length": self.group_by_length,
             "megabatch": self._megabatch or self._choose_megabatch(),
