@@ -4,8 +4,8 @@ A request that fails for a temporary reason (a broken connection, a busy server)
 all, after 0.1, 0.2, 0.4 … seconds plus a random part. An error that can't pass by waiting (a missing file, missing
 permissions) is raised at once. A large read is split into requests of 8 MiB, four at a time.
 
-A file is asked for its tag once before it is read, to see whether another file has replaced it. The first bytes are asked
-for at the same time, so reading a row group takes the time of one answer of the server.
+Each time a file is opened to be read, the server is asked for its tag, to see whether another file has replaced it. The
+first bytes are asked for at the same time, so reading a row group takes the time of one answer of the server.
 
 Everything else is as in the pyarrow file system that is wrapped. So every kind of table has retries and cache.
 """
@@ -86,7 +86,7 @@ class RemoteFile(io.RawIOBase):
 
     Args:
         fetch: reads from the network.
-        check: raises if another file has replaced it. It is called once, beside the first request.
+        check: raises if another file has replaced it. It is called beside each request, until it has succeeded once.
         name: the cache's name for the file and its content.
         size: the size in bytes.
         blocks: the cache, or None.
