@@ -190,6 +190,28 @@ def test_little_of_a_batch_is_padding_on_every_rank_also_if_row_groups_differ(so
     assert padding(after) < 0.1
 
 
+@pytest.mark.parametrize(
+    ("sorted_by_length", "shuffled", "each_stream", "all_streams"),
+    [(False, 0.72, 0.30, 0.10), (True, 0.72, 0.72, 0.05)],
+)
+def test_sorting_all_streams_together_leaves_less_padding_than_sorting_each_stream(
+    sorted_by_length: bool, shuffled: float, each_stream: float, all_streams: float
+) -> None:
+    lengths = documents(160 * ROWS_PER_GROUP)
+    rows, order = np.full(160, ROWS_PER_GROUP), Order(32, 3, True, streams=32)
+    plain = Epoch(rows, order, 1)
+    grouped = GroupedEpoch(rows, order, 1, np.sort(lengths) if sorted_by_length else lengths, 50)
+    before, after = (
+        [lengths_of(grouped, epoch.rows(batch)) for batch in range(plain.full_batches)] for epoch in (plain, grouped)
+    )
+    # A batch has one row of each stream, so a column of 50 batches is a part of one stream.
+    columns = [np.sort(np.stack(before[first : first + 50]), axis=0) for first in range(0, plain.full_batches, 50)]
+    alone = [batch for megabatch in columns for batch in megabatch]
+    assert padding(before) == pytest.approx(shuffled, abs=0.01)
+    assert padding(alone) == pytest.approx(each_stream, abs=0.01)
+    assert padding(after) == pytest.approx(all_streams, abs=0.01)
+
+
 def test_no_rank_waits_for_the_long_rows_of_another_rank() -> None:
     epoch = large(documents(80 * ROWS_PER_GROUP), 64)
     longest = np.array(
