@@ -29,11 +29,13 @@ class Proxy:
     Attributes:
         url: its address.
         reads: (path, first byte, last byte) of each ranged GET that was answered in full.
+        connections: the client's port of each request. Two requests of one port came over one connection.
         fail: called with the number of each ranged GET, from 0: None, "busy" (503) or "cut" (half of the body).
     """
 
     def __init__(self, target: str) -> None:
         self.reads: list[tuple[str, int, int]] = []
+        self.connections: list[int] = []
         self.fail: Callable[[int], str | None] = lambda number: None
         self._gets = 0
         self._lock = threading.Lock()
@@ -70,6 +72,7 @@ class Proxy:
 
     def answer(self, request: BaseHTTPRequestHandler, host: str) -> None:
         """Answer one request."""
+        self.connections.append(request.client_address[1])
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
         how = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -195,6 +196,27 @@ def test_an_open_file_is_read_by_one_request_for_each_row_group(through: Proxy) 
     before = len(through.reads)
     assert [len(rows) for rows in table.read_groups([4, 0])] == [ROWS // GROUPS] * 2
     assert len(through.reads) == before + 2
+
+
+def test_a_forked_process_does_not_use_the_connections_of_its_parent(through: Proxy) -> None:
+    table = Table(LARGE)
+
+    def read(group: int) -> None:
+        assert table.read_group(group)["id"].to_pylist() == list(range(group * 1000, group * 1000 + 1000))
+
+    read(0)
+    before = len(through.connections)
+    read(1)
+    # The parent uses its connections again.
+    assert not set(through.connections[:before]).isdisjoint(through.connections[before:])
+    of_parent, before = set(through.connections), len(through.connections)
+    child = multiprocessing.get_context("fork").Process(target=read, args=(2,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert len(through.connections) > before
+    assert of_parent.isdisjoint(through.connections[before:])
+    read(3)
 
 
 def test_a_file_that_was_replaced_is_an_error_without_a_cache(

@@ -7,18 +7,23 @@ permissions) is raised at once. A large read is split into requests of 8 MiB, fo
 Each time a file is opened to be read, the server is asked for its tag, to see whether another file has replaced it. The
 first bytes are asked for at the same time, so reading a row group takes the time of one answer of the server.
 
+A forked process connects to the service anew. If two processes used one connection, each would get answers to the other's
+requests.
+
 Everything else is as in the pyarrow file system that is wrapped. So every kind of table has retries and cache.
 """
 
 from __future__ import annotations
 
 import io
+import os
+import pickle
 import random
 import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -159,18 +164,49 @@ class RemoteFile(io.RawIOBase):
         return data
 
 
+@dataclass(frozen=True)
+class _Connection:
+    """A file system, and the process that may use it.
+
+    Attributes:
+        process: the process's id.
+        filesystem: pyarrow's file system, with its sockets.
+        natives: the open files. An open file asks the server for nothing but the bytes that are read. It takes 1.3 KB.
+    """
+
+    process: int
+    filesystem: pafs.FileSystem
+    natives: dict[str, pa.NativeFile] = field(default_factory=dict)
+
+
+# Connections of parent processes. They stay open here, since closing one would tell the server that the parent has gone.
+_inherited: list[_Connection] = []
+
+
 class RemoteFiles(pafs.FileSystemHandler):
     """A file system for pyarrow, written in Python. Reads and listings are retried. Everything else is passed on."""
 
     def __init__(self, inner: pafs.FileSystem, blocks: BlockStore | None, service: str) -> None:
-        self._inner, self._blocks, self._service = inner, blocks, service
+        self._own = _Connection(os.getpid(), inner)
+        self._blocks, self._service = blocks, service
         # The identities of files that were opened. With a complete cache, such a file is opened again without a request.
         self._known: dict[str, Identity] = {}
-        # The open files. An open file asks the server for nothing but the bytes that are read.
-        self._natives: dict[str, pa.NativeFile] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_natives": {}}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFiles, (self._inner, self._blocks, self._service), {"_known": self._known}
+
+    @property
+    def _connection(self) -> _Connection:
+        """The connection of this process."""
+        if self._own.process != os.getpid():
+            _inherited.append(self._own)
+            self._own = _Connection(os.getpid(), pickle.loads(pickle.dumps(self._own.filesystem)))
+        return self._own
+
+    @property
+    def _inner(self) -> pafs.FileSystem:
+        """The file system that is wrapped."""
+        return self._connection.filesystem
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemoteFiles) and self._inner == other._inner
@@ -196,7 +232,7 @@ class RemoteFiles(pafs.FileSystemHandler):
         if known is None:
             native = retrying(lambda: self._inner.open_input_file(path))
             known = self._known[path] = self._identify(path, native)
-            self._natives[path] = native
+            self._connection.natives[path] = native
         return known
 
     def open_input_file(self, path: str) -> pa.NativeFile:
@@ -206,15 +242,16 @@ class RemoteFiles(pafs.FileSystemHandler):
         return pa.PythonFile(RemoteFile(fetch, check, name, known.size, self._blocks), mode="r")
 
     def _fetch(self, path: str, known: Identity, offset: int, length: int) -> bytes:
-        native = self._natives.get(path) or self._open(path, known)
+        natives = self._connection.natives
+        native = natives.get(path) or self._open(path, known)
         try:
             data = native.read_at(length, offset)
             if len(data) != length:
                 raise OSError(f"read {len(data)} bytes at {offset} instead of {length}")
         except OSError:
-            self._natives.pop(path, None)
+            natives.pop(path, None)
             raise
-        self._natives[path] = native
+        natives[path] = native
         return data
 
     def _check(self, path: str, known: Identity) -> None:
