@@ -307,6 +307,14 @@ def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], says: str
         Table(columns([[1]])).pack(**options)
 
 
+@pytest.mark.parametrize("value", [2, -100, 0.5])
+def test_booleans_are_padded_with_0_or_1(value: float) -> None:
+    table = Table({"mask": [[True]]})
+    assert next(iter(Loader(table.pack(2, padding_value=1), 1)))["mask"].tolist() == [[True, True]]
+    with pytest.raises(ConfigError, match=f"padding_value={value} for column 'mask' of bool: expected 0 or 1"):
+        table.pack(2, padding_value=value)
+
+
 def test_several_columns_need_a_padding_value_each() -> None:
     with pytest.raises(ConfigError, match=r"one value for each of the columns a, b; got 0.*padded with -100"):
         Table({"a": [[1]], "b": [[1]]}).pack(4)

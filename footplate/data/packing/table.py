@@ -204,6 +204,9 @@ def pack(
         # NumPy would cut off the fraction.
         if pt.is_integer(kinds[name]) and not isinstance(value, int):
             raise ConfigError(f"padding_value={value!r} for column {name!r} of {kinds[name]}: expected an integer.")
+        # NumPy would make True of any other number.
+        if pt.is_boolean(kinds[name]) and value not in (0, 1):
+            raise ConfigError(f"padding_value={value!r} for column {name!r} of {kinds[name]}: expected 0 or 1.")
     return PackedTable(documents, Packing(length, bool(truncate), padding), cache)
 
 
