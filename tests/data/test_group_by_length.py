@@ -236,6 +236,18 @@ def test_a_state_of_another_grouping_is_refused(parquet: str, saved: str | None,
         Loader(Table(parquet), 8, shuffle=True, group_by_length=own).load_state_dict(state)
 
 
+def test_a_run_continues_with_its_megabatches_although_this_version_would_choose_others(parquet: str) -> None:
+    before, loader = in_streams(Table(parquet), 8), in_streams(Table(parquet), 8)
+    before._megabatch = 3
+    whole = ids(before)
+    before.set_epoch(0)
+    state = {**before.state_dict(), "batch": 20}
+    assert ids(loader) != whole
+    loader.load_state_dict(state)
+    assert ids(loader) == whole[20:]
+    assert loader.state_dict()["megabatch"] == 3
+
+
 def test_a_state_of_an_earlier_version_is_of_a_loader_that_does_not_group(parquet: str) -> None:
     loader = Loader(Table(parquet), 8, shuffle=True)
     added = ("group_by_length", "megabatch", "lengths")
