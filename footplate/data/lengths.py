@@ -29,8 +29,8 @@ import pyarrow.types as pt
 from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.data.array_cache import load_array, save_array
-from footplate.data.group_scan import scan_groups
 from footplate.data.sources.column_types import is_bytes, plain_type
+from footplate.data.sources.group_scan import scan_groups
 from footplate.data.table import Table
 
 # Arrow makes its functions at run time, so type checkers don't know them.

@@ -29,13 +29,13 @@ import pyarrow as pa
 from footplate.core.errors import ConfigError, DataError, did_you_mean
 from footplate.core.hashing import hashed
 from footplate.data.digest import Digest
-from footplate.data.group_scan import scan_groups
 from footplate.data.order.selection import Split, candidates, from_text, positions, to_expression, to_text
 from footplate.data.remote.file_cache import FileCache
 from footplate.data.remote.location import full_address
 from footplate.data.sources.arrow import indices
 from footplate.data.sources.base import RowGroup, Source
 from footplate.data.sources.delta_versions import Version
+from footplate.data.sources.group_scan import scan_groups
 from footplate.data.sources.opening import open_source
 
 if TYPE_CHECKING:

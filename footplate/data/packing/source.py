@@ -28,11 +28,11 @@ import pyarrow.types as pt
 from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.data.array_cache import load_array, save_array
-from footplate.data.group_scan import scan_groups
 from footplate.data.order.packing import PackPlan, gather_units, plan_packing
 from footplate.data.sources.arrow import indices
 from footplate.data.sources.base import RowGroup, WholeGroupSource
 from footplate.data.sources.column_types import plain_type
+from footplate.data.sources.group_scan import scan_groups
 
 if TYPE_CHECKING:
     from footplate.data.table import Table
