@@ -249,6 +249,19 @@ def test_several_processes_compute_the_same(parquet: str, tmp_path: Path) -> Non
     assert one.digest == three.digest
 
 
+def test_the_order_of_a_set_is_the_same_in_all_worker_processes(
+    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = set()
+    for seed in ("1", "2", "3"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        words = Table(parquet).map(
+            lambda batch: {"x": [[*set(text.split())] for text in batch["text"]]}, tmp_path / seed
+        )
+        digests.add(words.digest)
+    assert len(digests) == 1
+
+
 # Other processes
 
 
