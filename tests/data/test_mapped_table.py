@@ -341,6 +341,28 @@ def test_an_edited_module_gives_new_results(parquet: str, tmp_path: Path) -> Non
     assert len([*(tmp_path / "cache").glob("mapped-*")]) == 2
 
 
+def test_classes_of_a_script_are_the_same_in_a_worker_process(parquet: str, tmp_path: Path) -> None:
+    source = """
+        import enum, typing, attr, pydantic
+        class Slotted:
+            __slots__ = ("size",)
+            def __init__(self): self.size = 3
+        @attr.define
+        class Defined: size: int = 3
+        class Model(pydantic.BaseModel): size: int = 3
+        class Generic(typing.Generic[typing.TypeVar("T")]): size = 3
+        class Size(enum.Enum):
+            THREE = 3
+            size = property(lambda self: self.value)
+        values = [Slotted(), Defined(), Model(), Generic(), Size.THREE]
+        for n in range(len(values)):
+            def sizes(batch, value=values[n]): return {"x": [value.size for _ in batch["id"]]}
+            print(documents.map(sizes, cache).read_group(0)["x"][0].as_py())
+    """
+    output, errors = program(source, cache=tmp_path / "cache", documents=parquet).communicate()
+    assert output.split() == ["3"] * 5, errors
+
+
 def test_an_object_that_was_changed_in_a_module_is_refused(parquet: str, tmp_path: Path) -> None:
     (tmp_path / "helpers.py").write_text("WORDS = []\ndef count(value): return len(WORDS)\n")
     source = """
