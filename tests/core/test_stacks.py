@@ -97,16 +97,47 @@ def test_no_object_of_a_frame_is_made(start: Start) -> None:
     assert [frame.function for frame in asked(pid).main] == ["hang", "<module>"]
 
 
+FLOWERS = """
+import functools, time
+
+class Proxy:
+    @property
+    def __class__(self):
+        raise RuntimeError("outside of a request")
+
+def decorated(function):
+    @functools.wraps(function)
+    def call(*arguments):
+        return function(*arguments)
+    return call
+
+class Flowers:
+    proxy = Proxy()
+    length = functools.wraps(len)(lambda items: len(items))
+
+    class Inner:
+        @property
+        def transform(self):
+            time.sleep(300)
+
+        Again = list
+
+    @staticmethod
+    @decorated
+    def read():
+        Flowers.Inner().transform
+
+Flowers.Inner.Outer = Flowers
+Flowers.read.__wrapped__.__wrapped__ = Flowers.read
+"""
+
+
 def test_a_method_has_the_name_of_its_class(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "flowers.py").write_text(
-        "import time\n\nclass Flowers:\n    class Inner:\n        @property\n        def transform(self):\n"
-        "            time.sleep(300)\n\n    @staticmethod\n    def read():\n        Flowers.Inner().transform\n"
-        "    Again = Inner\n\nFlowers.Self = Flowers\n"
-    )
+    (tmp_path / "flowers.py").write_text(FLOWERS)
     pid = start(f"sys.path.append({str(tmp_path)!r}); import flowers; flowers.Flowers.read()")
-    until(lambda: asked(pid).source == "answer" and len(asked(pid).main) == 4)
+    until(lambda: asked(pid).source == "answer" and len(asked(pid).main) == 5)
     assert [frame.function for frame in asked(pid).main] == [
-        "Flowers.Inner.transform", "Flowers.read", "hang", "<module>",
+        "Flowers.Inner.transform", "Flowers.read", "decorated.<locals>.call", "hang", "<module>",
     ]  # fmt: skip
 
 

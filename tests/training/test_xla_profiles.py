@@ -125,22 +125,44 @@ def test_without_stacks_and_memory_a_run_on_xla_has_its_lines(make_trainer, tmp_
 @pytest.mark.slow
 def test_a_program_from_the_cache_has_its_lines_and_says_why_it_has_no_memory(tmp_path: Path):
     """Programs have other numbers in the second process, which has made more of them before."""
-    found = {}
-    for attempt in ("compiled", "loaded"):
-        run = [sys.executable, "-m", "training.xla_profile", str(tmp_path / attempt), str(tmp_path / "cache"), attempt]
-        subprocess.run(run, check=True, cwd=Path(__file__).parents[1], env={**os.environ, "JAX_PLATFORMS": "cpu"})
+
+    def profile(attempt: str, *arguments: str, **environment: str) -> tuple[Path, list[dict[str, str]]]:
+        run = [
+            sys.executable,
+            "-m",
+            "training.xla_profile",
+            str(tmp_path / attempt),
+            str(tmp_path / "cache"),
+            *arguments,
+        ]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", **environment}
+        subprocess.run(run, check=True, cwd=Path(__file__).parents[1], env=environment)
         folder = tmp_path / attempt / "profile-2"
-        lines, _ = tables(folder / "lines-rank0.md")
-        found[attempt] = {row["line"]: set(row) for row in lines}
-        said = "the cache of compiled programs doesn't keep XLA's plan" in (folder / "lines-rank0.md").read_text()
-        assert (folder / "memory-rank0.csv").exists() == (attempt == "compiled") == (not said)
-    assert found["compiled"].keys() == found["loaded"].keys()
-    assert {f"{FILE.name}:{line_of(marker)}" for marker in ("layers", "square")} == {
-        line.rpartition("/")[2] for line in found["loaded"]
+        return folder, tables(folder / "lines-rank0.md")[0]
+
+    compiled, lines = profile("compiled")
+    assert (compiled / "memory-rank0.csv").exists()
+    places = {row["line"] for row in lines}
+    assert {place.rpartition("/")[2] for place in places} == {
+        f"{FILE.name}:{line_of(marker)}" for marker in ("layers", "square")
     }
-    assert all("MiB" in columns for columns in found["compiled"].values())
-    assert not any("MiB" in columns for columns in found["loaded"].values())
+    assert all("MiB" in row for row in lines)
+
+    loaded, lines = profile("loaded", "2", "3", "4")
     assert len(list((tmp_path / "cache").glob("jit_training_step_*-cache"))) == 1
+    assert {row["line"] for row in lines} == places
+    assert not (loaded / "memory-rank0.csv").exists()
+    assert not any("MiB" in row for row in lines)
+    said = (loaded / "lines-rank0.md").read_text()
+    assert "the cache of compiled programs doesn't keep XLA's plan" in said
+    mend = "JAX_ENABLE_COMPILATION_CACHE=false"
+    assert mend in said
+
+    again, lines = profile("again", **dict([mend.split("=")]))
+    assert (again / "memory-rank0.csv").read_text().count("\n") == (compiled / "memory-rank0.csv").read_text().count(
+        "\n"
+    )
+    assert {row["line"] for row in lines} == places
 
 
 @pytest.mark.slow

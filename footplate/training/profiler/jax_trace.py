@@ -34,8 +34,8 @@ _ABOUT = (
     "several lines is divided among them in proportion to the elements that it computes for each."
 )
 _UNKNOWN = (
-    "{} comes from the cache of compiled programs, where another version of Footplate has put it. Its operations have "
-    "no lines. To see them, delete {} and profile again."
+    "The operations of {} have no lines, since they aren't those of the present step. The step was compiled again during "
+    "the profile, or another version of Footplate has put the program into the cache: delete {}, and profile again."
 )
 _NO_OPERATORS = (
     "JAX's profiler has recorded no operation of a compiled program. On a processor, XLA runs a small program in one "

@@ -52,11 +52,12 @@ class Program:
         self._apart = mesh.size > 1 and not whole
         self._several_steps: dict[int, Callable[..., Any]] = {}
         self._dimensions = [len(shape) for shape, _ in captured.batch[1]]
-        state = [node.meta["val"].shape for node in captured.graph.graph.nodes if node.op == "placeholder"]
+        inputs = [node.meta["val"] for node in captured.graph.graph.nodes if node.op == "placeholder"]
         self._state = tuple(
-            NamedSharding(mesh, layout(shape, mesh.size, sharded)) for shape in state[: len(captured.paths)]
+            NamedSharding(mesh, layout(value.shape, mesh.size, sharded)) for value in inputs[: len(captured.paths)]
         )
-        computed = captured.graph.code, state, captured.batch[1], parts, whole, self._state
+        forms = [(value.shape, value.dtype) for value in inputs]
+        computed = captured.graph.code, forms, self._state, parts, whole
         self.name = f"{captured.name.rpartition('.')[2]}_{zlib.crc32(repr(computed).encode()):08x}"
 
     @cached_property
