@@ -363,6 +363,20 @@ def test_classes_of_a_script_are_the_same_in_a_worker_process(parquet: str, tmp_
     assert output.split() == ["3"] * 5, errors
 
 
+def test_a_function_that_a_worker_process_cannot_load_is_an_error_that_says_what_to_do(
+    parquet: str, tmp_path: Path
+) -> None:
+    source = """
+        import functools
+        @functools.lru_cache
+        def count(value): return len(value)
+        documents.map(lambda batch: {"n": [count(value) for value in batch["text"]]}, cache)
+    """
+    _, errors = program(source, cache=tmp_path / "cache", documents=parquet).communicate()
+    assert "DataError: The function can't be loaded in a worker process (Can't get attribute 'count'" in errors
+    assert "Move what it uses to a module that your script imports" in errors
+
+
 def test_an_object_that_was_changed_in_a_module_is_refused(parquet: str, tmp_path: Path) -> None:
     (tmp_path / "helpers.py").write_text("WORDS = []\ndef count(value): return len(WORDS)\n")
     source = """
