@@ -39,13 +39,16 @@ def _feed(digest: Any, value: Any) -> None:
     elif _is_tensor(value):
         import torch
 
-        flat = value.detach().cpu().contiguous().reshape(-1)
+        # Some views conjugate or negate their values only when they are read.
+        flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         _feed_bytes(digest, b"t", f"{value.dtype} {tuple(value.shape)}".encode())
         _feed_bytes(digest, b"t", flat.view(torch.uint8).numpy())
     elif isinstance(value, np.ndarray) and value.dtype.hasobject:
         _feed_items(digest, value.tolist())
     elif isinstance(value, np.ndarray):
-        _feed_bytes(digest, b"a", f"{value.dtype.str} {value.shape}".encode())
+        # The text of a structured type has no fields.
+        dtype = value.dtype.str if value.dtype.names is None else str(value.dtype)
+        _feed_bytes(digest, b"a", f"{dtype} {value.shape}".encode())
         _feed_bytes(digest, b"a", np.ascontiguousarray(value).reshape(-1).view(np.uint8))
     elif isinstance(value, (list, tuple)):
         _feed_items(digest, value)

@@ -12,16 +12,21 @@ import pickle
 import re
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attr
 import cloudpickle
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -29,6 +34,15 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from footplate.core.identity.function_identity import UnknownIdentity, function_identity
 
 ROOT = Path(__file__).parents[2]
+
+# A module with one function, which multiplies an integer.
+EXTENSION = """
+#include <Python.h>
+static PyObject *multiply(PyObject *self, PyObject *n) { return PyLong_FromLong(FACTOR * PyLong_AsLong(n)); }
+static PyMethodDef functions[] = {{"double", multiply, METH_O, 0}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "fast", 0, -1, functions};
+PyMODINIT_FUNC PyInit_fast(void) { return PyModule_Create(&module); }
+"""
 
 
 def defined(source: str, **variables: Any) -> Callable[..., Any]:
@@ -43,6 +57,32 @@ def identity(source: str, **variables: Any) -> str:
 
 def reader_of(value: Any) -> Callable[..., Any]:
     return lambda batch: (batch, value)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Shade(enum.Enum):
+    DARK = 1
+
+
+@dataclasses.dataclass
+class Cleaner:
+    limit: int = 3
+    words: list[str] = dataclasses.field(default_factory=list)
+
+    def clean(self, text: str) -> str:
+        return text[: self.limit]
+
+    def save(self, path: str) -> None:
+        with open(path, "w") as file:  # noqa: PTH123
+            file.write(str(self))
+
+
+@functools.lru_cache
+def cached(text: str) -> str:
+    return text.strip()
 
 
 @pytest.fixture
@@ -81,6 +121,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         ("class B:\n def go(self): return 1\nclass C(B): pass\ndef f(b): return C().go()",
          "class B:\n def go(self): return 2\nclass C(B): pass\ndef f(b): return C().go()"),
         ("def f(b):\n def g(): return 1\n return g()", "def f(b):\n def g(): return 2\n return g()"),
+        ("class C: pass\ndef f(b): return type(C()).__name__", "class D: pass\nC = D\ndef f(b): return type(C()).__name__"),
     ],
 )  # fmt: skip
 def test_another_function_has_another_identity(before: str, after: str) -> None:
@@ -111,6 +152,10 @@ def test_a_method_that_runs_without_its_name_counts() -> None:
         (1, True), (1, 1.0), (0.0, -0.0), ("1", b"1"), ([1], (1,)), ({1: 2, 3: 4}, {3: 4, 1: 2}), ([[1], 2], [[1, 2]]),
         ({1, 2}, frozenset({1, 2})), (np.arange(2000), np.arange(2000) // 1999), (re.compile("a"), re.compile("a", re.I)),
         (functools.partial(max, 1), functools.partial(max, 2)), (len, max), (str.lower, str.upper), ("a".join, "b".join),
+        (np.add, np.subtract), (torch.int8, torch.int16), (torch.eye(2).to_sparse(), torch.eye(3).to_sparse()),
+        (torch.tensor([1j]), torch.tensor([1j]).conj()), (pa.table({"x": [1]}), pa.table({"x": [2]})),
+        (np.zeros(2, [("x", "<i4"), ("y", "<i4")]), np.zeros(2, [("y", "<i4"), ("x", "<i4")])),
+        ({cached, reader_of}, {cached, len}), ({Color.RED}, {Color.RED, Shade.DARK}),
     ],
 )  # fmt: skip
 def test_other_values_give_other_identities(one: Any, other: Any) -> None:
@@ -161,28 +206,6 @@ def test_values_that_contain_themselves_are_hashed() -> None:
     assert function_identity(reader_of(knot(1))) != function_identity(reader_of(knot(2)))
 
 
-class Color(enum.Enum):
-    RED = 1
-
-
-@dataclasses.dataclass
-class Cleaner:
-    limit: int = 3
-    words: list[str] = dataclasses.field(default_factory=list)
-
-    def clean(self, text: str) -> str:
-        return text[: self.limit]
-
-    def save(self, path: str) -> None:
-        with open(path, "w") as file:  # noqa: PTH123
-            file.write(str(self))
-
-
-@functools.lru_cache
-def cached(text: str) -> str:
-    return text.strip()
-
-
 def test_objects_count_with_class_and_state() -> None:
     cleaner = Cleaner()
 
@@ -227,6 +250,61 @@ def test_an_edited_helper_of_another_module_counts(module: Callable[[str], Modul
     assert by_name(module(source.format(1, 1))) != by_name(module(source.format(1, 2)))
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(b):\n from package import part\n return part.clean(b)",
+        "def f(b):\n import package.part\n return package.part.clean(b)",
+        "def f(b):\n import package.part as p\n return p.clean(b)",
+        # Python puts prefixes before instructions that have large numbers.
+        "def f(b):\n x = [" + ", ".join(f"b.a{n} + {n}.5" for n in range(300)) + "]\n"
+        " from .part import clean\n return clean(b)",
+    ],
+    ids=["from", "import", "as", "relative"],
+)
+def test_a_module_that_is_imported_when_the_function_runs_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+
+    def identity_with(limit: int) -> str:
+        (tmp_path / "package" / "part.py").write_text(f"def clean(t): return t[:{limit}]")
+        for name in ("package", "package.part"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        return identity(source, __package__="package", __name__="package")
+
+    assert identity_with(1) == identity_with(1)
+    assert identity_with(1) != identity_with(2)
+
+
+def test_what_makes_the_missing_attributes_of_a_module_counts(module: Callable[[str], ModuleType]) -> None:
+    source = "def __getattr__(name): return {}"
+    one, other = (identity("def f(b): return h.x", h=module(source.format(n))) for n in (1, 2))
+    assert one != other
+
+
+def test_a_compiled_module_of_the_users_counts_with_its_file(tmp_path: Path) -> None:
+    file = tmp_path / f"fast{EXTENSION_SUFFIXES[0]}"
+    script = "import fast\nfrom footplate.core.identity.function_identity import function_identity\n"
+    script += "print(function_identity(lambda b: fast.double(b)))"
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+    def identity_with(factor: int) -> str:
+        code = EXTENSION.replace("FACTOR", str(factor))
+        compiler = sysconfig.get_config_var("CC").split()
+        include = f"-I{sysconfig.get_path('include')}"
+        subprocess.run(
+            [*compiler, "-shared", "-fPIC", include, "-xc", "-", "-o", file], input=code, text=True, check=True
+        )
+        return subprocess.check_output([sys.executable, "-c", script], env=environ, text=True)
+
+    assert identity_with(2) != identity_with(3)
+
+
 def test_a_module_that_hides_one_of_pythons_is_the_users(tmp_path: Path) -> None:
     script = (
         "import tokenize\nfrom footplate.core.identity.module_origin import origin_of\nprint(origin_of('tokenize'))"
@@ -252,16 +330,24 @@ def test_installed_packages_count_with_their_version() -> None:
 
 def test_the_identity_is_the_same_in_every_process() -> None:
     program = """
-        import re
+        import enum, re
+        import pydantic
         from footplate.core.identity.function_identity import function_identity
         WORDS = {"a", "bb", "ccc", "dddd"}
         class C:
             words = frozenset(WORDS)
             def go(self, b): return b in {"x", "y", "zz"} or b in self.words or re.match("a", b)
-        print(function_identity(C().go))
+        class D: pass
+        class Kind(enum.Enum): A = 1
+        class Sort(enum.Enum): B = 1
+        make = lambda n: lambda b: n
+        SETS = [{C, D}, {C.go, print, len}, {make(1), make(2)}, {Kind.A, Sort.B}, {("a", C), ("b", D)}, {C(), D()}]
+        class Model(pydantic.BaseModel):
+            size: int = 3
+        print(function_identity(C().go), function_identity(lambda b: SETS), function_identity(lambda b: Model()))
     """
     outputs = set()
-    for seed in ("1", "2"):
+    for seed in ("1", "2", "3", "4"):
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
         outputs.add(subprocess.check_output([sys.executable, "-c", textwrap.dedent(program)], env=environ))
     assert len(outputs) == 1
@@ -313,6 +399,13 @@ def test_a_tokenizer_counts_with_its_content(tokenizer: Tokenizer, tmp_path: Pat
         ("def f(b): return open('words.txt').read()", r"f: it reads files \(open\)"),
         ("def f(b): return Tokenizer.from_file('t.json')", "loads from files"),
         ("def f(b):\n import pandas\n return pandas.read_csv('words.csv')", "reads files"),
+        ("from os import getenv as variable\ndef f(b): return variable('X')", "reads environment variables"),
+        ("import datetime\nclock = datetime.datetime.now\ndef f(b): return clock()", r"global 'clock'.*reads the time"),
+        ("read = open\ndef f(b): return read('x')", r"global 'read': it reads files \(io\.open\)"),
+        (
+            "import pathlib\nwords = pathlib.Path('x')\ndef f(b): return words.open().read()",
+            r"f: it reads files \(open\)",
+        ),
         ("def f(b): return hash(b)", "differs from process to process"),
         ("n = 0\ndef f(b):\n global n\n n += 1", "assigns the variable 'n'"),
         ("def g():\n n = 0\n def f(b):\n  nonlocal n\n  n += 1\n return f\nf = g()", "assigns the variable 'n'"),
@@ -338,3 +431,22 @@ def test_a_method_that_is_not_called_may_do_anything() -> None:
     assert function_identity(Cleaner().clean) != function_identity(Cleaner(limit=4).clean)
     with pytest.raises(UnknownIdentity, match="reads files"):
         function_identity(Cleaner().save)
+
+
+def test_generated_methods_that_hash_do_not_stand_in_the_way() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Limit:
+        size: int
+
+    @attr.frozen
+    class Other:
+        size: int
+
+    for kind in (Limit, Other):
+        assert function_identity(reader_of(kind(1))) == function_identity(reader_of(kind(1)))
+        assert function_identity(reader_of(kind(1))) != function_identity(reader_of(kind(2)))
+
+
+def test_a_function_that_pickle_does_not_find_by_its_name_has_no_identity() -> None:
+    with pytest.raises(UnknownIdentity, match=r"variable 'value': its type ufunc can't be pickled"):
+        function_identity(reader_of(np.frompyfunc(lambda n: n + 1, 1, 1)))

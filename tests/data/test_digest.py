@@ -300,4 +300,6 @@ def test_a_hash_sees_every_element_and_no_address() -> None:
     assert hashed(object()) == hashed(object())
     assert hashed(["ab", "c"]) != hashed(["a", "bc"]) != hashed([["a"], "bc"])
     assert hashed([1, 2], [3]) != hashed([1], [2, 3])
+    assert hashed(np.zeros(2, [("x", "<i4"), ("y", "<i4")])) != hashed(np.zeros(2, [("y", "<i4"), ("x", "<i4")]))
+    assert hashed(torch.tensor([1 + 1j])) != hashed(torch.tensor([1 + 1j]).conj()) == hashed(torch.tensor([1 - 1j]))
     assert hashed(list(range(9))) == hashed([np.int64(number) for number in range(9)])

@@ -249,6 +249,19 @@ def test_several_processes_compute_the_same(parquet: str, tmp_path: Path) -> Non
     assert one.digest == three.digest
 
 
+def test_the_order_of_a_set_is_the_same_in_all_worker_processes(
+    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = set()
+    for seed in ("1", "2", "3"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        words = Table(parquet).map(
+            lambda batch: {"x": [[*set(text.split())] for text in batch["text"]]}, tmp_path / seed
+        )
+        digests.add(words.digest)
+    assert len(digests) == 1
+
+
 # Other processes
 
 
@@ -326,6 +339,42 @@ def test_an_edited_module_gives_new_results(parquet: str, tmp_path: Path) -> Non
     expected = [str([len(text(number)) + offset for number in range(10)]) for offset in (0, 1, 0)]
     assert outputs == expected
     assert len([*(tmp_path / "cache").glob("mapped-*")]) == 2
+
+
+def test_classes_of_a_script_are_the_same_in_a_worker_process(parquet: str, tmp_path: Path) -> None:
+    source = """
+        import enum, typing, attr, pydantic
+        class Slotted:
+            __slots__ = ("size",)
+            def __init__(self): self.size = 3
+        @attr.define
+        class Defined: size: int = 3
+        class Model(pydantic.BaseModel): size: int = 3
+        class Generic(typing.Generic[typing.TypeVar("T")]): size = 3
+        class Size(enum.Enum):
+            THREE = 3
+            size = property(lambda self: self.value)
+        values = [Slotted(), Defined(), Model(), Generic(), Size.THREE]
+        for n in range(len(values)):
+            def sizes(batch, value=values[n]): return {"x": [value.size for _ in batch["id"]]}
+            print(documents.map(sizes, cache).read_group(0)["x"][0].as_py())
+    """
+    output, errors = program(source, cache=tmp_path / "cache", documents=parquet).communicate()
+    assert output.split() == ["3"] * 5, errors
+
+
+def test_a_function_that_a_worker_process_cannot_load_is_an_error_that_says_what_to_do(
+    parquet: str, tmp_path: Path
+) -> None:
+    source = """
+        import functools
+        @functools.lru_cache
+        def count(value): return len(value)
+        documents.map(lambda batch: {"n": [count(value) for value in batch["text"]]}, cache)
+    """
+    _, errors = program(source, cache=tmp_path / "cache", documents=parquet).communicate()
+    assert "DataError: The function can't be loaded in a worker process (Can't get attribute 'count'" in errors
+    assert "Move what it uses to a module that your script imports" in errors
 
 
 def test_an_object_that_was_changed_in_a_module_is_refused(parquet: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Attempts of a run for the tests of MLflow, W&B and Trackio: rows with a known curve, and a process that is killed."""
+"""Attempts of a run for the tests of loggers: rows with a known curve, and a process that is killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def killed_attempt(logger: str, run_dir: Path, state: Any, steps: range, checkpo
         if state:
             logger.load_state_dict(state)
         logger.setup(pathlib.Path({str(run_dir)!r}), {{"epochs": 2}})
-        assert logger.run_id
+        # A logger of files has none. That of MLflow waits for its run.
+        assert getattr(logger, "run_id", True)
         for step in range({steps.start}, {steps.stop}):
             logger.log_metrics({{"loss": step / 10}}, step, 0)
             if step == {checkpoint_at}:

@@ -2,10 +2,6 @@
 
 import json
 import math
-import signal
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -16,6 +12,7 @@ import footplate as fp
 from footplate.core.errors import ConfigError
 from footplate.tracking import JSONLines
 from footplate.tracking.jsonlines import LinesFile
+from tracking.attempts import killed_attempt
 
 
 def read(path):
@@ -76,25 +73,7 @@ def test_a_resumed_run_forgets_what_came_after_its_checkpoint(run_dir):
 def test_a_run_killed_three_times_has_the_curve_of_an_uninterrupted_run(run_dir):
     state = None
     for first in (0, 10, 20):
-        script = f"""
-            import json, os, pathlib, signal
-            from footplate.tracking import JSONLines
-            logger = JSONLines()
-            state = json.loads({json.dumps(state)!r})
-            if state:
-                logger.load_state_dict(state)
-            logger.setup(pathlib.Path({str(run_dir)!r}), {{}})
-            for step in range({first}, {first + 15}):
-                logger.log_metrics({{"loss": step / 10}}, step, 0)
-                if step == {first + 9}:
-                    logger.flush()
-                    print(json.dumps(logger.state_dict()))
-            logger.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-        """
-        done = subprocess.run([sys.executable, "-u", "-c", textwrap.dedent(script)], capture_output=True, text=True)
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        state = json.loads(done.stdout)
+        state = killed_attempt("JSONLines", run_dir, state, range(first, first + 15), checkpoint_at=first + 9)
     logged(run_dir, range(30, 40), state).finalize("success")
     assert points(run_dir / "metrics.jsonl") == [(step, step / 10) for step in range(40)]
 

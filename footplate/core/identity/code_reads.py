@@ -14,14 +14,15 @@ class CodeReads:
 
     Attributes:
         globals: the globals that it reads, sorted.
-        imports: the modules that it imports while it runs, sorted: (level, name), as `importlib.import_module` takes them.
+        imports: the modules that it imports while it runs, sorted: (level, name, names imported from it), as `__import__`
+            takes them.
         names: all names in the code, those of attributes included.
         texts: all texts in the code. `getattr` may take them.
         written: globals, and variables of enclosing functions, that it assigns or deletes.
     """
 
     globals: tuple[str, ...]
-    imports: tuple[tuple[int, str], ...]
+    imports: tuple[tuple[int, str, tuple[str, ...]], ...]
     names: frozenset[str]
     texts: frozenset[str]
     written: frozenset[str]
@@ -34,7 +35,7 @@ def code_reads(code: types.CodeType) -> CodeReads:
     ('clean', 're')
     """
     reads: set[str] = set()
-    imports: set[tuple[int, str]] = set()
+    imports: set[tuple[int, str, tuple[str, ...]]] = set()
     names: set[str] = set()
     texts: set[str] = set()
     written: set[str] = set()
@@ -43,7 +44,8 @@ def code_reads(code: types.CodeType) -> CodeReads:
         outside = set(part.co_freevars) & set(code.co_freevars)
         names.update(part.co_names)
         texts.update(const for const in part.co_consts if isinstance(const, str))
-        instructions = list(dis.get_instructions(part))
+        # With more than 255 names or constants, prefixes stand between the instructions.
+        instructions = [step for step in dis.get_instructions(part) if step.opname != "EXTENDED_ARG"]
         for index, instruction in enumerate(instructions):
             operation, name = instruction.opname, instruction.argval
             if operation in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
@@ -52,7 +54,8 @@ def code_reads(code: types.CodeType) -> CodeReads:
                 written.add(name)
             elif operation == "IMPORT_NAME":
                 # Before an import, the code loads the level of a relative import, and then the imported names.
-                imports.add((instructions[index - 2].argval or 0, name))
+                level, imported = (step.argval for step in instructions[index - 2 : index])
+                imports.add((level, name, imported or ()))
     return CodeReads(
         tuple(sorted(reads)), tuple(sorted(imports)), frozenset(names), frozenset(texts), frozenset(written)
     )

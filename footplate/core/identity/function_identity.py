@@ -5,15 +5,20 @@
       ├── global `tokenizer` ── an object: its class and its state, as pickle sees them
       └── global `re` ── Python or an installed package: its version
 
-The code of a user's functions and classes counts as bytecode. Names of files and numbers of lines don't, so a function in a
-notebook or a script keeps its hash when it moves. Values count by content. The hash is the same in every process.
+The code of a user's functions and classes counts as bytecode. Names of files and numbers of lines don't, so a function
+keeps its hash when it moves in its file. Between a notebook and a script the hash may change: Python compiles a call of an
+imported module's function in two ways. Values count by content. The hash is the same in every process.
 
 Some functions have no such identity: one that draws random numbers, reads files or the time, or changes globals, and one
 that reads an object which can't be pickled. Then `UnknownIdentity` names what is in the way. A method that isn't named in
 the code that runs counts too, but never stands in the way: a tokenizer may have a method that saves it.
 
-The hash doesn't see an edit in the files of an installed package that keeps its version, or a module's attribute whose name
-is computed.
+The hash doesn't see:
+
+- an edit in the files of an installed package that keeps its version
+- an attribute of a module, if its name is computed, or if the module was passed to the function that reads it
+- names, docstrings and annotations that code reads
+- what an object leaves out when it is pickled. The function runs in worker processes, which don't get that either
 """
 
 from __future__ import annotations
@@ -22,9 +27,9 @@ import builtins
 import copyreg
 import dataclasses
 import functools
-import importlib
 import importlib.util
 import math
+import pickle
 import sys
 import types
 from collections import deque
@@ -49,11 +54,15 @@ _DESCRIPTORS = (
 # Py_TPFLAGS_HEAPTYPE
 _MADE_AT_RUN_TIME = 1 << 9
 _CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
-# Attributes of a class that Python sets, and that don't change what it does.
+# Sets, dicts and messages call these. What dataclasses and attrs generate uses `hash` and `id`, which changes no result.
+_HARMLESS = {"__hash__", "__repr__"}
+# Attributes of a class that Python sets, and that don't change what it does. Those of pydantic follow from its other
+# attributes, and contain the address of the class or what was around its definition.
 _SET_BY_PYTHON = {
     "__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__annotations__", "__annotate__",
     "__annotate_func__", "__annotations_cache__", "__firstlineno__", "__static_attributes__", "__slotnames__",
     "__abstractmethods__", "_abc_impl",
+    "__pydantic_core_schema__", "__pydantic_serializer__", "__pydantic_validator__", "__pydantic_parent_namespace__",
 }  # fmt: skip
 # With one of these, a function reads attributes whose names aren't in its code.
 _BY_COMPUTED_NAME = {"getattr", "attrgetter", "methodcaller", "__dict__", "vars"}
@@ -128,7 +137,7 @@ class _Walk:
             else:
                 member = self._next_member()
                 hashes.append(hashed(member.owner, member.name, self._value(member.value, member.path)))
-        return hashed(_python_code(), hashes)
+        return hashed(sys.implementation.cache_tag, hashes)
 
     def _next_member(self) -> _Member:
         """Take the next member that the code can reach; if there is none, the first of all."""
@@ -141,6 +150,10 @@ class _Walk:
     def _refuse(self, path: str, reason: str) -> None:
         if self._refuses:
             raise UnknownIdentity(f"{path}: {reason}")
+
+    def _refuse_effect(self, path: str, effect: str | None, name: str) -> None:
+        if effect is not None:
+            self._refuse(path, f"it {effect} ({name})")
 
     # Definitions
 
@@ -157,9 +170,7 @@ class _Walk:
         if reads.written:
             self._refuse(path, f"it assigns the variable {min(reads.written)!r} of the code around it")
         for name in sorted(reads.names):
-            effect = attribute_effect(name)
-            if effect is not None:
-                self._refuse(path, f"it {effect} ({name})")
+            self._refuse_effect(path, attribute_effect(name), name)
         if self._refuses:
             self._named |= reads.names | reads.texts
 
@@ -173,20 +184,21 @@ class _Walk:
             parts.append(self._cell(cell, f"{path} → variable {name!r}", reads))
         for name in reads.globals:
             parts.append(self._global(function.__globals__, name, path, reads))
-        for level, name in reads.imports:
-            parts.append(self._import(function.__globals__, level, name, path, reads))
+        for level, name, imported in reads.imports:
+            parts.append(self._import(function.__globals__, level, name, imported, path, reads))
         return hashed("function", parts)
 
     def _class(self, kind: type, path: str) -> str:
         """Hash the bases of a class. Its attributes have their turn later."""
         owner = self._reference(kind, path)
         for name, value in sorted(vars(kind).items()):
-            if name not in _SET_BY_PYTHON:
+            # Slots count by `__slots__`. cloudpickle makes the class again without them.
+            if name not in _SET_BY_PYTHON and not isinstance(value, types.MemberDescriptorType):
                 is_code = isinstance(value, (types.FunctionType, staticmethod, classmethod, property))
-                implicit = is_code and name.startswith("__") and name.endswith("__") and name not in _CONSTRUCTORS
-                self._members.append(_Member(owner, name, value, f"{path}.{name}", implicit))
+                is_protocol = name.startswith("__") and name.endswith("__") and name not in _CONSTRUCTORS | _HARMLESS
+                self._members.append(_Member(owner, name, value, f"{path}.{name}", is_code and is_protocol))
         bases = [self._value(base, path) for base in kind.__bases__]
-        return hashed("class", bases, self._value(type(kind), path))
+        return hashed("class", kind.__name__, bases, self._value(type(kind), path))
 
     def _code(self, code: types.CodeType, path: str) -> str:
         """Hash code, without its names, files and lines."""
@@ -205,21 +217,21 @@ class _Walk:
     def _global(self, scope: dict[str, Any], name: str, path: str, reads: CodeReads) -> str:
         if name in scope:
             return hashed(name, self._read(scope[name], f"{path} → global {name!r}", reads))
-        effect = builtin_effect(name)
-        if effect is not None:
-            self._refuse(path, f"it {effect} ({name})")
+        self._refuse_effect(path, builtin_effect(name), name)
         return hashed(name, hasattr(builtins, name))
 
-    def _import(self, scope: dict[str, Any], level: int, name: str, path: str, reads: CodeReads) -> str:
+    def _import(
+        self, scope: dict[str, Any], level: int, name: str, imported: tuple[str, ...], path: str, reads: CodeReads
+    ) -> str:
         """Hash a module that a function imports while it runs. The code may live without it."""
         try:
             absolute = importlib.util.resolve_name("." * level + name, scope.get("__package__")) if level else name
-            module = importlib.import_module(absolute)
+            # `import a.b` gives `a`, from which the code goes on to `b`. `from a import b` also imports a module `a.b`.
+            given = __import__(name, scope, None, imported, level)
         except ImportError:
             return hashed(name, "is missing")
-        # `import a.b` gives `a`, from which the code goes on to `b`.
-        top = sys.modules[absolute.partition(".")[0]]
-        modules = [module] if module is top else [top, module]
+        module = sys.modules[absolute]
+        modules = [module] if module is given else [given, module]
         return hashed(name, [self._module(part, f"{path} → module {part.__name__}", reads) for part in modules])
 
     def _read(self, value: Any, path: str, reads: CodeReads | None) -> str:
@@ -241,7 +253,8 @@ class _Walk:
         if id(module) in self._open_modules:
             return hashed("module")
         content = vars(module)
-        by_name = sorted((reads.names | reads.texts) & content.keys())
+        # A module's `__getattr__` makes the attributes that it lacks.
+        by_name = sorted((reads.names | reads.texts | {"__getattr__"}) & content.keys())
         if reads.names & _BY_COMPUTED_NAME:
             owner = hashed(len(self._members))
             others = (name for name in sorted(content.keys() - set(by_name)) if not name.startswith("__"))
@@ -253,9 +266,7 @@ class _Walk:
 
     def _library(self, module: str, qualname: str, path: str) -> str:
         """Hash the version of an installed function, class or module."""
-        effect = library_effect(module, qualname)
-        if effect is not None:
-            self._refuse(path, f"it {effect} ({module})")
+        self._refuse_effect(path, library_effect(module, qualname), f"{module}.{qualname}".rstrip("."))
         return hashed("library", origin_of(module), module, qualname)
 
     # Values
@@ -305,12 +316,17 @@ class _Walk:
         if kind in (list, tuple):
             return hashed(kind.__name__, [self._value(item, f"{path}[{index}]") for index, item in enumerate(value)])
         if kind in (set, frozenset):
-            return hashed(kind.__name__, sorted(self._value(item, f"{path}[{item!r}]") for item in value))
+            return hashed(kind.__name__, [self._value(item, f"{path}[{item!r}]") for item in self._sorted(value)])
         if kind in (dict, types.MappingProxyType):
             return hashed("dict", list(self._pairs(value.items(), path)))
-        if (kind is np.ndarray and not value.dtype.hasobject) or _is_tensor(value):
+        if (kind is np.ndarray and not value.dtype.hasobject) or _is_dense_tensor(value):
             return hashed(kind.__name__, value)
         return self._reduced(value, path)
+
+    def _sorted(self, items: Iterable[Any]) -> list[Any]:
+        """Sort the items of a set, since their order differs from process to process, and definitions are numbered."""
+        order = _SetOrder()
+        return sorted(items, key=lambda item: order._value(item, ""))
 
     def _callable(self, value: Any, path: str) -> str:
         if isinstance(value, types.MethodType):
@@ -318,12 +334,15 @@ class _Walk:
         if isinstance(value, types.BuiltinFunctionType):
             if isinstance(value.__self__, (types.ModuleType, type(None))):
                 return self._library(value.__module__ or "builtins", value.__qualname__, path)
+            self._refuse_effect(path, attribute_effect(value.__name__), value.__name__)
             if self._refuses:
                 self._named.add(value.__name__)
             return hashed("method", self._value(value.__self__, path), value.__name__)
         if isinstance(value, type):
-            if origin_of(value.__module__) is not None and _is_of(value, value.__module__):
-                return self._library(value.__module__, value.__qualname__, path)
+            # A metaclass of Cython has a descriptor there.
+            module = value.__module__ if isinstance(value.__module__, str) else ""
+            if origin_of(module) is not None and _is_of(value, module):
+                return self._library(module, value.__qualname__, path)
             return self._reference(value, path)
 
         # A library's decorator gives its wrapper the name and module of what it wraps. Its globals tell where it is from.
@@ -344,7 +363,12 @@ class _Walk:
             self._refuse(path, f"its type {name} can't be pickled ({error})")
             return hashed("unknown", self._value(kind, path))
         if isinstance(reduced, str):
-            return hashed("global", self._value(kind, path), reduced)
+            module = pickle.whichmodule(value, reduced)  # type: ignore[attr-defined]
+            origin = origin_of(module)
+            if _found(module, reduced) is not value:
+                self._refuse(path, f"its type {kind.__qualname__} can't be pickled ({module} has no {reduced!r})")
+                origin = None
+            return hashed("global", self._value(kind, path), origin, reduced)
         parts: tuple[Any, ...] = (*reduced, None, None, None)
         make, arguments, state, items, pairs = parts[:5]
         return hashed(
@@ -358,6 +382,10 @@ class _Walk:
         )
 
     def _state(self, state: Any, path: str) -> str:
+        # An object with slots has two dicts. If cloudpickle made its class again, it has one.
+        match state:
+            case (None | dict() as attributes, dict() as slots):
+                state = {**(attributes or {}), **slots}
         if isinstance(state, dict):
             named = ((name, self._value(part, f"{path}.{name}")) for name, part in state.items())
             return hashed("state", list(named))
@@ -368,16 +396,37 @@ class _Walk:
             yield self._value(key, path), self._value(value, f"{path}[{key!r}]")
 
 
+class _SetOrder(_Walk):
+    """A walk that gives the items of a set an order. Definitions count by name, code and closure, not by number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refuses = False
+
+    def _reference(self, definition: Any, path: str) -> str:
+        if isinstance(definition, type):
+            return hashed("class", definition.__qualname__)
+        closure = [self._cell(cell, path) for cell in definition.__closure__ or ()]
+        defaults = self._value(definition.__defaults__, path), self._value(definition.__kwdefaults__, path)
+        return hashed("function", definition.__qualname__, self._code(definition.__code__, path), closure, defaults)
+
+    def _sorted(self, items: Iterable[Any]) -> list[Any]:
+        return sorted(items, key=lambda item: self._value(item, ""))
+
+
 def _is_of(kind: type, module: str) -> bool:
     """Return False if a class only claims to be of a module, as one does that `exec` has made."""
-    if not kind.__flags__ & _MADE_AT_RUN_TIME:
+    if not kind.__flags__ & _MADE_AT_RUN_TIME or "<locals>" in kind.__qualname__:
         return True
+    return _found(module, kind.__qualname__) is kind
+
+
+def _found(module: str, qualname: str) -> Any:
+    """Return what a module has under a name with dots; None if there is nothing."""
     found: Any = sys.modules.get(module)
-    for name in kind.__qualname__.split("."):
-        if name == "<locals>":
-            return True
+    for name in qualname.split("."):
         found = getattr(found, name, None)
-    return found is kind
+    return found
 
 
 def _wrapped(value: Any) -> list[Any] | None:
@@ -393,9 +442,12 @@ def _wrapped(value: Any) -> list[Any] | None:
     return None
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_dense_tensor(value: Any) -> bool:
+    """Return True for a tensor whose values are an array in memory. Others are hashed as pickle sees them."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    if torch is None or not isinstance(value, torch.Tensor):
+        return False
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized
 
 
 def name_of(function: Any) -> str:
@@ -403,8 +455,3 @@ def name_of(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _python_code() -> str:
-    """Return the version of Python's bytecode."""
-    return str(sys.implementation.cache_tag)

@@ -2,13 +2,15 @@
 
 The code of Python and of an installed package changes only with its version. Users edit the files of their own modules in
 place, also those of a package that was installed as editable. A file tells which of these a module is, not its name: a
-user's `tokenize.py` hides Python's.
+user's `tokenize.py` hides Python's. The functions of a user's compiled module have no bytecode. So its file counts as a
+whole, in the place of a version.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.machinery
 import importlib.metadata
 import platform
 import sys
@@ -16,11 +18,15 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from footplate.core.hashing import hashed
+
 _INSTALLED = ("site-packages", "dist-packages")
 
 
 def origin_of(module: str) -> str | None:
     """Return the name and version of what a module is installed with; None for a user's module.
+
+    A user's compiled module has the name and the hash of its file.
 
     >>> origin_of("numpy.linalg") == f"numpy {importlib.metadata.version('numpy')}"
     True
@@ -33,7 +39,7 @@ def origin_of(module: str) -> str | None:
     path = Path(file).resolve()
     if path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()) and not _is_packages(path):
         return _python()
-    return _installed(top, path)
+    return _installed(top, path) or _compiled(path)
 
 
 @functools.cache
@@ -54,6 +60,13 @@ def _installed(top: str, path: Path) -> str | None:
         return None
     found = (importlib.metadata.distribution(name) for name in sorted(set(_distributions().get(top, ()))))
     return ", ".join(_version(distribution) for distribution in found if _holds(distribution, path)) or None
+
+
+@functools.cache
+def _compiled(path: Path) -> str | None:
+    """Return the name and hash of a file of compiled code; None for another file."""
+    is_compiled = path.name.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
+    return f"{path.name} {hashed(path.read_bytes())}" if is_compiled else None
 
 
 def _lists(distribution: importlib.metadata.Distribution, path: Path) -> bool:

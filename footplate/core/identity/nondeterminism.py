@@ -45,6 +45,11 @@ _ATTRIBUTES = {
     "from_pretrained": "loads from files",
     "from_file": "loads from files",
     "load": "loads from files",
+    "load_dataset": "loads from files",
+    "load_from_disk": "loads from files",
+    "open": "reads files",
+    "imread": "reads files",
+    "listdir": "reads files",
     "read_text": "reads files",
     "read_bytes": "reads files",
     "read_csv": "reads files",
@@ -58,6 +63,7 @@ _ATTRIBUTES = {
     "urlopen": "uses the network",
     "import_module": "imports modules by names that aren't in its code",
 }
+_OF_BUILTINS = {"builtins", "io", "_io"}
 _GENERATORS = {"torch._C.Generator", "torch.Generator"}
 
 
@@ -77,4 +83,7 @@ def library_effect(module: str, qualname: str) -> str | None:
         return "draws random numbers"
     parts = module.split(".")
     prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-    return next((_MODULES[prefix] for prefix in prefixes if prefix in _MODULES), None)
+    effect = next((_MODULES[prefix] for prefix in prefixes if prefix in _MODULES), None)
+    # The user's name for it may be another one: `from os import getenv as env`.
+    name = qualname.rpartition(".")[2]
+    return effect or (_BUILTINS.get(name) if module in _OF_BUILTINS else _ATTRIBUTES.get(name))

@@ -147,7 +147,9 @@ class _Workers:
         count = mapped.num_workers
         # A tokenizer of Hugging Face starts as many threads as there are cores, in each process.
         threads = max(1, len(os.sched_getaffinity(0)) // count) if hasattr(os, "sched_getaffinity") else 1
-        environ = {"RAYON_NUM_THREADS": os.environ.get("RAYON_NUM_THREADS", str(threads))}
+        rayon_threads = os.environ.get("RAYON_NUM_THREADS", str(threads))
+        # With another seed, Python iterates over a set of texts in another order, and results may differ.
+        environ = {"RAYON_NUM_THREADS": rayon_threads, "PYTHONHASHSEED": "0"}
         hint = "If it ran out of memory, use a smaller num_workers=. The results so far are kept: start again to go on."
         message = pickle.dumps((content, mapped.identity))
         serve = "footplate.data.mapping.worker:serve"

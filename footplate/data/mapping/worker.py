@@ -50,6 +50,11 @@ class Failure:
     error: bytes | None
     text: str
 
+    @classmethod
+    def of(cls, error: Exception, first: int | None = None) -> Failure:
+        """Make it of an error and the first row of the batch."""
+        return cls(first, freeze_error(error), "".join(traceback.format_exception(error)))
+
 
 class BatchError(Exception):
     """An error for one batch. Its cause is the error.
@@ -82,12 +87,22 @@ def serve(descriptor: int) -> None:
 def _loaded(content: bytes, identity: str | None) -> tuple[Function | None, Failure | None]:
     """Return the function, or the reason why it can't be used."""
     try:
-        function = cloudpickle.loads(content)
+        function = _unpickled(content)
         if identity is not None:
             _check_same(function, identity)
     except Exception as error:
-        return None, Failure(None, freeze_error(error), traceback.format_exc())
+        return None, Failure.of(error)
     return function, None
+
+
+def _unpickled(content: bytes) -> Function:
+    try:
+        return cloudpickle.loads(content)
+    except Exception as error:
+        raise DataError(
+            f"The function can't be loaded in a worker process ({error}). Move what it uses to a module that your script "
+            "imports, such as a function with functools.lru_cache."
+        ) from error
 
 
 def _check_same(function: Function, identity: str) -> None:
@@ -99,7 +114,7 @@ def _check_same(function: Function, identity: str) -> None:
         raise DataError(
             "The function is another one in a new process. A module that it uses was edited after it was imported, or an "
             "object in a module was changed. Start again after an edit. Pass an object that you change as an argument: "
-            "functools.partial(function, tokenizer)."
+            'functools.partial(function, tokenizer). If you did neither, give version="…".'
         )
 
 
@@ -108,12 +123,12 @@ def _reply(function: Function, request: bytes) -> tuple[tuple[bytes, GroupResult
         content = to_bytes(apply(function, from_bytes(request)))
         # The description is that of the stored form, whose size in memory may differ.
         return (content, describe(from_bytes(content))), None
-    except BatchError as failure:
-        error = failure.__cause__
+    except BatchError as batch_error:
+        error = batch_error.__cause__
         assert isinstance(error, Exception)
-        return None, Failure(failure.first, freeze_error(error), "".join(traceback.format_exception(error)))
+        return None, Failure.of(error, batch_error.first)
     except Exception as error:
-        return None, Failure(None, freeze_error(error), traceback.format_exc())
+        return None, Failure.of(error)
 
 
 def apply(function: Function, rows: pa.Table) -> pa.Table:
