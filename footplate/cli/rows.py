@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from os.path import commonpath
+from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from footplate.cli.arguments import Parser, make_parser
@@ -45,45 +45,65 @@ def run(name: str, argv: Sequence[str]) -> int:
     else:
         from footplate.cli.formats import show
 
+        print("\n".join(heading(found)))
         show(render(found))
     return 0
 
 
+def heading(found: StepRows) -> list[str]:
+    """Return lines about the step, its tables and its files, which have numbers in the table below.
+
+    The names of a Delta table's files are too long for a column.
+    """
+    first, last = found.batches[0], found.batches[-1]
+    batches = f"batch {first}" if first == last else f"batches {first} to {last}"
+    ranks = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks"
+    lines = [f"step {found.step:,}: {batches} of epoch {found.epoch} (all from 0), {ranks}, {len(found.rows):,} rows"]
+    tables = _tables_of(found)
+    for loader, (table, version) in tables.items():
+        which = f"table of loader {loader}" if len(tables) > 1 else "table"
+        lines.append(f"{which}: {table}" + ("" if version is None else f", version {version}"))
+    files = _files_of(found)
+    folder = _folder_of(files)
+    lines += [f"files in {folder}"] if folder else []
+    lines += [f"file {number}: {file.removeprefix(folder)}" for number, file in enumerate(files)]
+    return lines
+
+
 def render(found: StepRows) -> RenderableType:
-    """Draw the rows as a table, below one line about the step."""
+    """Draw the rows as a table."""
     from rich import box
     from rich.console import Group
     from rich.table import Column
     from rich.table import Table as Grid
     from rich.text import Text
 
-    tables = {row.loader: (row.table, row.version) for row in found.rows}
-    several_loaders = len(tables) > 1
+    several_loaders = len(_tables_of(found)) > 1
     is_packed = any(row.sequence is not None for row in found.rows)
     names = ["rank", "batch", *(["loader"] if several_loaders else []), *(["sequence"] if is_packed else [])]
-    headings = ("row group", "row", "row in file", *(["tokens"] if is_packed else []))
+    headings = ("file", "row group", "row", "row in file", *(["tokens"] if is_packed else []))
     numbers = [Column(name, justify="right", no_wrap=True) for name in headings]
-    grid = Grid(*names, Column("file", overflow="fold"), *numbers, box=box.SIMPLE_HEAD)
-    folder = _folder_of(found.rows)
+    grid = Grid(*names, *numbers, box=box.SIMPLE_HEAD)
+    number_of = {file: number for number, file in enumerate(_files_of(found))}
     for row in found.rows:
         loader = [str(row.loader)] if several_loaders else []
-        place = [row.file.removeprefix(folder), str(row.row_group), str(row.row), str(row.row_in_file)]
+        place = [str(number) for number in (number_of[row.file], row.row_group, row.row, row.row_in_file)]
         sequence, tokens = _packed_cells(row) if is_packed else ([], [])
         grid.add_row(*map(Text, (str(row.rank), str(row.batch), *loader, *sequence, *place, *tokens)))
-
-    first, last = found.batches[0], found.batches[-1]
-    batches = f"batch {first}" if first == last else f"batches {first} to {last}"
-    ranks = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks"
-    title = f"step {found.step:,}: {batches} of epoch {found.epoch} (all from 0), {ranks}, {len(found.rows):,} rows"
     planned = (
         "The newest checkpoint is older than this step: these are the rows that the step has by the order of the run."
     )
-    lines = [title]
-    for loader, (table, version) in tables.items():
-        which = f"table of loader {loader}" if several_loaders else "table"
-        lines.append(f"{which}: {table}" + ("" if version is None else f", version {version}"))
-    lines += [f"files in {folder}"] if folder else []
-    return Group(*map(Text, lines), grid, *([Text(planned)] if found.planned else []))
+    return Group(grid, *([Text(planned)] if found.planned else []))
+
+
+def _tables_of(found: StepRows) -> dict[int, tuple[str, int | None]]:
+    """Return the name and the version of the table of each loader."""
+    return {row.loader: (row.table, row.version) for row in found.rows}
+
+
+def _files_of(found: StepRows) -> list[str]:
+    """Return the files of the rows, each once."""
+    return list(dict.fromkeys(row.file for row in found.rows))
 
 
 def _packed_cells(row: Row) -> tuple[list[str], list[str]]:
@@ -91,7 +111,8 @@ def _packed_cells(row: Row) -> tuple[list[str], list[str]]:
     return ([""], [""]) if row.sequence is None else ([str(row.sequence)], [f"{row.start} to {row.stop}"])
 
 
-def _folder_of(rows: Sequence[Row]) -> str:
-    """Return the folder that holds the files of all rows, with a slash at the end; empty if they have none in common."""
-    folder = commonpath([row.file for row in rows])
-    return folder[: folder.rfind("/") + 1]
+def _folder_of(files: Sequence[str]) -> str:
+    """Return the folder that holds all files, with a slash at the end; empty if they have none in common."""
+    # `commonpath` mends "s3://" to "s3:/", and refuses a URI beside a path.
+    common = commonprefix(files)  # noqa: RUF071
+    return common[: common.rfind("/") + 1]

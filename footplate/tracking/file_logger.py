@@ -152,6 +152,12 @@ class FileLogger(Logger):
         replace_text(self._hparams_path(path), json.dumps(plain(hparams), indent=2) + "\n")
 
     def _begin(self, path: Path, prepare: Callable[[], RowFile]) -> None:
+        # An older file is renamed. A directory, such as the run's own, must not be.
+        if path.is_dir():
+            raise ConfigError(
+                f"The {self.title} logger can't write {path}: it is a directory. Give the path of a file, such as "
+                f"{str(path / self.file_name)!r}."
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             table = prepare()

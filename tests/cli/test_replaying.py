@@ -10,6 +10,9 @@ import pytest
 import torch
 from deltalake import DeltaTable, write_deltalake
 
+from footplate.cli.rows import heading
+from footplate.replaying.step_rows import Row, StepRows
+
 FIT = """
 model: {class_path: flowers.Net}
 data: {class_path: TableDataModule, init_args: {train: lake, batch_size: 8}}
@@ -43,6 +46,27 @@ def test_rows_are_shown(footplate, run_dir):
     assert "table: lake, version 0" in shown
     assert all(f" {row['row_in_file']} " in f"{shown} " for row in document["rows"])
     assert "older than this step" in footplate("rows", "run", "--step", "999").out
+
+
+def test_long_names_of_files_are_shown_whole_and_apart_from_the_rows(footplate, run_dir):
+    (name,) = (Path(uri).name for uri in DeltaTable("lake", version=0).file_uris())
+    assert len(name) > 60
+    shown = footplate("rows", "run", "--step", "5").out.splitlines()
+    assert f"files in {Path('lake').absolute()}/" in shown
+    assert f"file 0: {name}" in shown
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        (["/lake/part-1", "/lake/part-2", "/lake/part-1"], ["files in /lake/", "file 0: part-1", "file 1: part-2"]),
+        (["s3://lake/day=1/a", "s3://lake/day=10/a"], ["files in s3://lake/", "file 0: day=1/a", "file 1: day=10/a"]),
+        (["/lake/a", "s3://lake/a"], ["file 0: /lake/a", "file 1: s3://lake/a"]),
+    ],
+)
+def test_files_are_named_below_the_folder_that_they_have_in_common(files, shown):
+    rows = [Row(0, 0, 0, "lake", 0, file, 0, 0, 0) for file in files]
+    assert heading(StepRows(1, 0, [0], 1, False, rows))[2:] == shown
 
 
 def test_a_replay_of_a_fit_is_rebuilt_from_its_configuration(footplate, run_dir):

@@ -108,6 +108,15 @@ def test_a_transform_gets_copies_of_cached_images(delta: str, tmp_path: Path) ->
     assert same(epoch(Loader(table, 32, image_size=6, cache=tmp_path / "cache")), plain)
 
 
+def test_a_uri_is_no_cache(delta: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="cache='s3://lake/cache': expected a directory on a local disk"):
+        Table(delta, cache="s3://lake/cache")
+    with pytest.raises(ConfigError, match="cache='s3://lake/cache': expected a directory on a local disk"):
+        Loader(Table(delta), 4, image_size=(8, 8), cache="s3://lake/cache")
+    assert not Path("s3:").exists()
+
+
 def test_a_cache_that_can_not_be_written_says_what_to_do(
     delta: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -593,6 +593,7 @@ def test_an_error_shows_where_it_was_raised(parquet: str, tmp_path: Path) -> Non
         ({"version": ""}, "version=''"),
         ({"version": 2}, "version=2: expected a text"),
         ({"num_workers": 0}, "num_workers=0: expected an integer of at least 1"),
+        ({"cache": "s3://lake/cache"}, "cache='s3://lake/cache': expected a directory on a local disk"),
         ({"function": lambda batch: open("x")}, r"map\(<lambda>\).*reads files.*version=\"…\""),  # noqa: SIM115, PTH123
     ],
 )

@@ -294,6 +294,7 @@ def test_other_documents_have_counts_of_their_own_in_a_cache(parquet: str, tmp_p
     [
         ({"sequence_length": 0}, "sequence_length=0: expected an integer of at least 1"),
         ({"sequence_length": True}, "sequence_length=True"),
+        ({"sequence_length": 8, "cache": "s3://lake/cache"}, "cache='s3://lake/cache': expected a directory"),
         ({"sequence_length": 8, "padding_value": {"text": 0}}, "one value for each of the columns tokens; got 'text'"),
         ({"sequence_length": 8, "padding_value": "0"}, "padding_value='0' for column 'tokens': expected a number"),
         (
@@ -321,7 +322,7 @@ def test_several_columns_need_a_padding_value_each() -> None:
 
 
 def test_tables_that_cannot_be_packed_are_refused() -> None:
-    with pytest.raises(DataError, match=r"column 'text' is string, and only lists of numbers.*columns="):
+    with pytest.raises(DataError, match=r"column 'text' is string, and only lists of numbers.*columns=.*Table.map"):
         Table({"text": ["a"]}).pack(4)
     with pytest.raises(DataError, match="'position_ids' has the name of a value that packing adds"):
         Table({"tokens": [[1]], "position_ids": [[1]]}).pack(4)

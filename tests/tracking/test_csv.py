@@ -226,6 +226,13 @@ def test_a_directory_that_cannot_be_written_is_named_before_training(tmp_path):
         CSV(blocked / "metrics.csv").setup(tmp_path, {})
 
 
+def test_a_path_that_is_a_directory_is_refused_and_the_directory_stays_where_it_is(run_dir):
+    with pytest.raises(ConfigError, match=r"CSV logger can't write .*: it is a directory.*file.*metrics\.csv"):
+        CSV(run_dir).setup(run_dir, {})
+    assert run_dir.is_dir()
+    assert list(run_dir.parent.glob(f"{run_dir.name}-*")) == []
+
+
 def test_a_path_of_ones_own(run_dir, tmp_path):
     logger = CSV(tmp_path / "elsewhere" / "curve.csv")
     logger.setup(run_dir, {})

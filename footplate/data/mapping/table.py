@@ -22,7 +22,7 @@ from typing import Any
 from footplate.core.errors import ConfigError, DataError
 from footplate.core.hashing import hashed
 from footplate.core.identity.function_identity import UnknownIdentity, function_identity, name_of
-from footplate.data.argument_checks import check_count
+from footplate.data.argument_checks import check_cache, check_count
 from footplate.data.mapping.computing import MappedFunction, computed
 from footplate.data.mapping.source import MappedSource
 from footplate.data.mapping.store import MappedStore, Results
@@ -81,6 +81,7 @@ def map_rows(
             f'version={version!r}: expected a text that names the function and its data, such as "gpt2-1".'
         )
     check_count("num_workers", num_workers)
+    check_cache(cache)
     name = name_of(function)
     identity = _identity(function, name) if version is None else None
     key = hashed(_LAYOUT, documents.digest.key, documents.columns, identity or (name, version))[:20]

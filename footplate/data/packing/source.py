@@ -256,5 +256,5 @@ def list_type(documents: Table, field: pa.Field) -> pa.DataType:
         return pa.list_(kind.value_type)
     raise DataError(
         f"{documents.uri}: column {field.name!r} is {field.type}, and only lists of numbers are packed. Choose the "
-        "columns of tokens with columns=[…]."
+        "columns of tokens with columns=[…], or make tokens of a text with Table.map."
     )

@@ -26,7 +26,7 @@ import pyarrow.types as pt
 
 from footplate.core.errors import ConfigError, DataError
 from footplate.core.hashing import hashed
-from footplate.data.argument_checks import check_count
+from footplate.data.argument_checks import check_cache, check_count
 from footplate.data.digest import Digest
 from footplate.data.order.packing import PackPlan
 from footplate.data.packing.source import PackedSource, Packing, list_type
@@ -189,6 +189,8 @@ def pack(
         DataError: a column isn't a list of numbers.
     """
     length = check_count("sequence_length", sequence_length)
+    if cache is not None:
+        check_cache(cache)
     names = documents.columns
     for name in ID_COLUMNS:
         if name in names:

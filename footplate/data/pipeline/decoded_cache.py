@@ -34,6 +34,7 @@ import numpy as np
 from footplate.core.errors import DataError
 from footplate.core.hashing import hashed
 from footplate.core.threads import join
+from footplate.data.argument_checks import check_cache
 from footplate.data.digest import Digest
 from footplate.data.pipeline.images import ImageFormat, decode_into, decoder_version
 
@@ -56,6 +57,9 @@ class DecodedCache:
 
     directory: str | os.PathLike[str]
     max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_cache(self.directory)
 
     def open(
         self, digest: Digest, column: str, format: ImageFormat, size: tuple[int, int], num_rows: int

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from footplate.core.errors import DataError
+from footplate.data.argument_checks import check_cache
 
 BLOCK_BYTES = 1024 * 1024
 EXTENT_BLOCKS = 8
@@ -60,6 +61,9 @@ class FileCache:
 
     directory: str | os.PathLike[str]
     max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_cache(self.directory)
 
     def open(self) -> BlockStore:
         """Open the directory, and create it if it doesn't exist.

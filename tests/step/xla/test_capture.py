@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import footplate as fp
 from footplate.core.errors import ConfigError
+from footplate.data import next_token_targets
 from footplate.step.xla.capture import CaptureError, capture_evaluation, capture_training, state_of
 from footplate.step.xla.capture.tracing import graph_outputs
 from step.xla.nets import Trained, made, mlp
@@ -460,6 +461,19 @@ def test_a_mistake_of_the_users_own_stays_what_it_is():
 def test_the_state_shares_its_memory():
     module = Tiny()
     assert state_of(module)["params", "net.weight"].data_ptr() == module.net.weight.data_ptr()
+
+
+def test_an_operation_in_footplate_has_the_users_line_that_calls_it():
+    class Words(Tiny):
+        def training_step(self, batch, batch_idx):
+            targets = next_token_targets(batch[1][None], torch.ones(1, 4, dtype=torch.long))
+            loss = F.cross_entropy(self.net(batch[0]), targets[0], reduction="sum")
+            return {"loss_sum": loss, "weight": (targets != -100).sum()}
+
+    nodes = capture(Words()).graph.graph.nodes
+    lines = [node.meta["line"] for node in nodes if "line" in node.meta]
+    assert any("targets = next_token_targets" in line for line in lines)
+    assert {line.partition(":")[0] for line in lines} == {__file__}
 
 
 def test_capturing_does_not_import_jax():

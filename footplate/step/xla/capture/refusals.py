@@ -19,11 +19,10 @@ import torch
 
 from footplate.core.errors import FootplateError
 
-_NOT_THE_USERS = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parents[2]),
-    str(Path(__file__).parents[3] / "training" / "module.py"),
-)
+_FOOTPLATE = str(Path(__file__).parents[3]) + "/"
+# The demo is a user's program.
+_DEMO = _FOOTPLATE + "demo/"
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), _FOOTPLATE, "<")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _NEEDS_VALUES = {
     "DataDependentOutputException": "asks for the value of a tensor",
@@ -39,7 +38,8 @@ class CaptureError(FootplateError):
 
 
 def _is_theirs(filename: str) -> bool:
-    return not filename.startswith((*_NOT_THE_USERS, "<")) and "contextlib" not in filename
+    is_theirs = filename.startswith(_DEMO) or not filename.startswith(_NOT_THE_USERS)
+    return is_theirs and "contextlib" not in filename
 
 
 def place(filename: str, line: int) -> str:
