@@ -42,7 +42,7 @@ def parameter_spec(text: str) -> dict[str, Any]:
     if not (name and sign and space):
         raise ConfigError(f"--param {text}: {_EXPECTED}.")
     match = _RANGE.fullmatch(space)
-    if match is not None and (match[1] or "") in _SCALES:
+    if match is not None and (match[1] or "") in _SCALES and "," not in space:
         low, high = _number(match[2]), _number(match[3])
         if low is None or high is None:
             raise ConfigError(f"--param {text}: the ends of a range must be numbers; {_EXPECTED}.")

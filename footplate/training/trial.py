@@ -46,7 +46,7 @@ class TrialReports(Logger):
 
     def setup(self, run_dir: Path, hparams: dict[str, Any]) -> None:
         if self._resumed is not None:
-            self._write({"step": self._resumed, "value": None})
+            self._add({"step": self._resumed, "value": None})
             self._step, self._resumed = self._resumed, None
 
     def append(self, run_dir: Path, hparams: dict[str, Any]) -> None:
@@ -57,11 +57,11 @@ class TrialReports(Logger):
         if self._metric in metrics:
             value = float(metrics[self._metric])
             # JSON has no NaN; `float` reads its text.
-            self._write({"step": self._step, "value": value if math.isfinite(value) else str(value)})
+            self._add({"step": self._step, "value": value if math.isfinite(value) else str(value)})
             self._logged = None
         elif self._logged is not None and not self._logged.issuperset(metrics):
             self._logged.update(metrics)
-            self._write({"step": self._step, "logged": sorted(metrics)})
+            self._add({"step": self._step, "logged": sorted(metrics)})
 
     def state_dict(self) -> dict[str, Any]:
         """The step of the latest row."""
@@ -71,7 +71,7 @@ class TrialReports(Logger):
         """The step up to which the values of earlier attempts count."""
         self._resumed = int(state["step"])
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _add(self, line: dict[str, Any]) -> None:
         try:
             append_whole(self._path, (json.dumps(line) + "\n").encode())
         except OSError as error:

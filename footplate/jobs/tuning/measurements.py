@@ -70,14 +70,14 @@ def series(attempts: Iterable[Sequence[Measurement | float]]) -> tuple[Measureme
     for events in attempts:
         is_first = True
         for event in events:
-            if isinstance(event, float):
+            if not isinstance(event, tuple):
                 # A trainer continues from this step.
                 result = [each for each in result if each[0] <= event]
-            elif is_first:
-                result = [each for each in result if each[0] < event[0]]
-            elif result and event[0] < result[-1][0]:
-                result = []
-            if isinstance(event, tuple):
+            else:
+                if is_first:
+                    result = [each for each in result if each[0] < event[0]]
+                elif result and event[0] < result[-1][0]:
+                    result = []
                 # The evaluation at the end repeats the step of the training.
                 result = [*result[:-1], event] if result and result[-1][0] == event[0] else [*result, event]
             is_first = False

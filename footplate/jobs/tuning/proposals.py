@@ -56,6 +56,7 @@ def propose(plan: TuningPlan, number: int, trials: Sequence[Trial]) -> dict[str,
         return None
     if plan.algorithm == GRID:
         return next(each for each in _all(plan.parameters, count) if _key(each) not in tried)
+    proposed: dict[str, Value] = {}
     for draw in range(_DRAWS):
         seed = _seed(plan.seed, number, draw)
         proposed = _random(plan, seed) if plan.algorithm == RANDOM else _tpe(plan, known, seed)

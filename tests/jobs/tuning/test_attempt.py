@@ -275,6 +275,63 @@ def test_a_trial_that_its_user_cancels_or_deletes_counts_as_no_result(still: Ben
     assert (trial.state, trial.cause) == (TrialState.FAILED, "its job tuned_trial_2 was deleted")
 
 
+def test_an_unpromising_trial_is_stopped_early_and_is_no_failure(still: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("footplate.jobs.tuning.attempt.MEASURE_S", -1.0)
+    tuning = tuned(still, grid(enableTrialEarlyStopping="true", maxFailedTrials=1))
+    for number in (1, 2, 3):
+        tuning.move_on()
+        tuning.run(number)
+        tuning.report(number, (1, 0.5), (2, 0.6))
+        tuning.end(number)
+    tuning.move_on()
+    tuning.run(4)
+    tuning.report(4, (1, 0.6))
+    assert tuning.move_on()[3].measurements == ((1.0, 0.6),)
+    tuning.report(4, (1, 0.1), (2, 0.2))
+    tuning.move_on()
+    assert (tuning.states[3], tuning.store.state("tuned_trial_4")) == ("STOPPING", State.CANCELLING)
+    # Its supervisor lets the program save, and the tuning's supervisor may be killed meanwhile.
+    tuning.begin()
+    tuning.move_on()
+    assert not tuning.attempt.over
+    tuning.report(4, (1, 0.1), (2, 0.2), (3, 0.9))
+    tuning.end(4, State.CANCELLED)
+    trial = tuning.move_on()[3]
+    assert (str(trial.state), trial.value, trial.step) == ("STOPPED_EARLY", 0.9, 3.0)
+    assert trial.cause == "at step 2 its best accuracy is 0.2, and the median of 3 trials is 0.55"
+    assert (tuning.attempt.over, tuning.attempt.succeeded) == (True, True)
+    assert still.jobs.store.find("tuned").cause.endswith("the best: tuned_trial_1, accuracy=0.6")
+
+
+def test_a_trial_that_ends_while_it_is_stopped_has_its_result(still: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("footplate.jobs.tuning.attempt.MEASURE_S", -1.0)
+    tuning = tuned(still, grid(enableTrialEarlyStopping="true"))
+    tuning.move_on()
+    tuning.run(1)
+    tuning.report(1, (1, float("nan")))
+    # The job has ended by the time it is to be cancelled.
+    monkeypatch.setattr("footplate.jobs.tuning.attempt.end_job", lambda *_: True)
+    tuning.move_on()
+    tuning.report(1, (1, float("nan")), (2, 0.7))
+    tuning.end(1)
+    trial = tuning.move_on()[0]
+    assert (str(trial.state), trial.value) == ("SUCCEEDED", 0.7)
+
+
+def test_measurements_that_cloudml_hypertune_no_longer_keeps_are_remembered(
+    still: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("footplate.jobs.tuning.attempt.MEASURE_S", -1.0)
+    tuning = tuned(still, grid(enableTrialEarlyStopping="true"))
+    tuning.move_on()
+    tuning.run(1)
+    tuning.report(1, (1, 0.1), (2, 0.2))
+    tuning.move_on()
+    tuning.report(1, (2, 0.2), (3, 0.3))
+    tuning.end(1)
+    assert tuning.move_on()[0].measurements == ((1.0, 0.1), (2.0, 0.2), (3.0, 0.3))
+
+
 def test_a_store_that_is_away_for_a_while_is_no_failure(still: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("footplate.jobs.tuning.attempt.AWAY_S", 0.0)
     tuning = tuned(still)

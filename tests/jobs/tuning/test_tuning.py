@@ -6,14 +6,17 @@ import os
 import signal
 import textwrap
 
+import pytest
+
 from footplate.jobs.record import Trial
 from footplate.jobs.states import State
 from footplate.jobs.supervision.identity import Identity
-from jobs.conftest import Bench, until
+from jobs.conftest import NET, Bench, until
 from jobs.tuning.conftest import grid
 
 HEAD = """
 import argparse
+import hypertune
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs")
 parser.add_argument("--layers", type=int)
@@ -21,11 +24,11 @@ parser.add_argument("--kind")
 parser.add_argument("--job-dir")
 args = parser.parse_args()
 trial = os.environ["CLOUD_ML_TRIAL_ID"]
-def report(value):
-    with open(os.environ["CLOUD_ML_HP_METRIC_FILE"], "a") as file:
-        file.write(json.dumps({"trial": trial, "accuracy": str(value), "global_step": "3"}) + "\\n")
 """
-SCORES = "report(args.layers + (0.5 if args.kind == 'b' else 0.0))"
+SCORES = """
+score = args.layers + (0.5 if args.kind == "b" else 0.0)
+hypertune.HyperTune().report_hyperparameter_tuning_metric("accuracy", score, global_step=3)
+"""
 
 
 def tune(bench: Bench, source: str, args: tuple[str, ...] = (), **keys: object) -> None:
@@ -98,3 +101,24 @@ def test_trials_save_when_their_tuning_is_cancelled_and_continue_with_it(bench: 
     assert bench.jobs.wait("tuned").state == State.SUCCEEDED
     assert bench.jobs.store.find("tuned_trial_1").attempt == 2
     assert [trial.value for trial in trials_of(bench)] == [1.0]
+
+
+@pytest.mark.slow
+def test_an_unpromising_trainer_saves_and_is_stopped_early(bench: Bench):
+    """The fourth trial would train for ever."""
+    source = f"""
+    import footplate as fp
+    {textwrap.indent(NET, "    ").strip()}
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.log("accuracy", 9.0 - 5.0 * args.layers)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 4)), 8)
+    steps = -1 if trial == "4" else 20
+    fp.Trainer(max_steps=steps, max_epochs=-1, log_every_n_steps=1, enable_progress_bar=False, logger=False).fit(Net(), data)
+    """
+    bench.program(HEAD + textwrap.dedent(source))
+    bench.submit("tuned", (), grid(enableTrialEarlyStopping="true", maxParallelTrials=2, maxTrials=4))
+    assert bench.jobs.wait("tuned").state == State.SUCCEEDED
+    trials = trials_of(bench)
+    assert [str(trial.state) for trial in trials] == ["SUCCEEDED", "SUCCEEDED", "SUCCEEDED", "STOPPED_EARLY"]
+    job = bench.jobs.store.find("tuned_trial_4")
+    assert (job.state, job.cause) == (State.CANCELLED, "")
