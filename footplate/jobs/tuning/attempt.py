@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from footplate.core.errors import ConfigError, FootplateError, Unavailable
@@ -33,7 +34,7 @@ from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision.logfiles import Writer
-from footplate.jobs.tuning.measurements import Measurement, is_finite, measurements_of
+from footplate.jobs.tuning.measurements import Measurement, Measurements, is_finite, measurements_of
 from footplate.jobs.tuning.plan import TuningPlan, best_of
 from footplate.jobs.tuning.proposals import propose
 from footplate.jobs.tuning.space import to_text
@@ -73,7 +74,8 @@ class TuningAttempt:
         self._stopping = False
         self._over = False
         self._failure = ""
-        self._measured = 0.0
+        # On the monotonic clock.
+        self._measure_at = 0.0
         self._progress = ""
         # Trials of an earlier submission of this job have run.
         self.running = job.started is not None
@@ -126,9 +128,10 @@ class TuningAttempt:
         if self._stopping or self._failure:
             self._end_all(trials)
             return
-        if self._plan.stop_early and time.monotonic() - self._measured > MEASURE_S:
-            self._measured = time.monotonic()
+        if self._plan.stop_early and (began := time.monotonic()) >= self._measure_at:
             trials = self._stop_unpromising(trials)
+            # Long files take long to read. At most a tenth of the time goes into that.
+            self._measure_at = time.monotonic() + max(MEASURE_S, 10 * (time.monotonic() - began))
         active = [trial for trial in trials if not trial.has_ended]
         if why := self._why_failed(trials):
             self._fail(why)
@@ -159,30 +162,39 @@ class TuningAttempt:
 
     def _end(self, trial: Trial, job: Job | None) -> Trial:
         """Write the result of a trial whose job has ended."""
-        series, names = self._measure(trial, job)
-        state, cause = result_of(self._plan.metric, trial, job, series, names)
+        measured = self._measure(trial, job)
+        series = measured.series
+        state, cause = result_of(self._plan.metric, trial, job, series, measured.names)
         step, value = series[-1] if series and is_finite(series[-1]) else (None, None)
         ended = (job.ended if job is not None else None) or time.time()
+        if state == TrialState.STOPPED_EARLY:
+            # Show in lists of jobs that nobody cancelled it.
+            self._store.explain(trial.job, State.CANCELLED, f"stopped early: {cause}")
         trial = self._store.trials.change(
             trial, state=state, measurements=series, value=value, step=step, ended=ended, cause=cause
         )
         self._say(_sentence(self._plan, trial))
         return trial
 
-    def _measure(self, trial: Trial, job: Job | None) -> tuple[tuple[Measurement, ...], list[str]]:
-        """Read the measurements of a trial so far. `cloudml-hypertune` keeps 100: earlier ones are in the store."""
+    def _measure(self, trial: Trial, job: Job | None) -> Measurements:
+        """Read the measurements of a trial so far. Those that its program no longer keeps are in the store."""
         attempts = job.attempt if job is not None else 0
-        series, names = measurements_of(self._home, trial.job, attempts, self._plan.metric)
-        earlier = [each for each in trial.measurements if series and each[0] < series[0][0]]
-        return (*earlier, *series), names
+        measured = measurements_of(self._home, trial.job, attempts, self._plan.metric)
+        if measured.is_whole or not measured.series:
+            return measured
+        first = measured.series[0][0]
+        earlier = [each for each in trial.measurements if each[0] < first]
+        return replace(measured, series=(*earlier, *measured.series))
 
     def _stop_unpromising(self, trials: Sequence[Trial]) -> list[Trial]:
         measured = []
         for trial in trials:
             if trial.state == TrialState.ACTIVE:
-                series, _ = self._measure(trial, self._store.get(trial.job))
-                if series != trial.measurements:
-                    trial = self._store.trials.change(trial, measurements=series)
+                now = self._measure(trial, self._store.get(trial.job))
+                if now.is_whole:
+                    trial = replace(trial, measurements=now.series)
+                elif now.series != trial.measurements:
+                    trial = self._store.trials.change(trial, measurements=now.series)
             measured.append(trial)
         result = []
         for trial in measured:

@@ -38,13 +38,30 @@ class Reports:
     Attributes:
         events: measurements, and the steps from which trainers continued.
         names: the metrics that a trainer logged instead, if it never logged the metric.
+        is_whole: False if `cloudml-hypertune` wrote them, which keeps the last 100.
     """
 
     events: Sequence[Measurement | float] = ()
     names: frozenset[str] = field(default_factory=frozenset)
+    is_whole: bool = True
 
 
-def measurements_of(home: Home, job: str, attempts: int, metric: str) -> tuple[tuple[Measurement, ...], list[str]]:
+@dataclass(frozen=True)
+class Measurements:
+    """The measurements of a trial.
+
+    Attributes:
+        series: in order.
+        names: other metrics that its trainers logged.
+        is_whole: False if earlier ones may be missing.
+    """
+
+    series: tuple[Measurement, ...]
+    names: tuple[str, ...]
+    is_whole: bool
+
+
+def measurements_of(home: Home, job: str, attempts: int, metric: str) -> Measurements:
     """Read the measurements of a trial.
 
     Args:
@@ -52,12 +69,12 @@ def measurements_of(home: Home, job: str, attempts: int, metric: str) -> tuple[t
         job: the name of its job.
         attempts: the number of attempts so far.
         metric: the metric's name.
-
-    Returns:
-        The measurements in order, and the names of other metrics that it logged.
     """
     reports = [read_reports(home.attempt(job, number), metric) for number in range(1, attempts + 1)]
-    return series(each.events for each in reports), sorted(frozenset().union(*(each.names for each in reports)))
+    names = frozenset().union(*(each.names for each in reports))
+    return Measurements(
+        series(each.events for each in reports), tuple(sorted(names)), all(each.is_whole for each in reports)
+    )
 
 
 def series(attempts: Iterable[Sequence[Measurement | float]]) -> tuple[Measurement, ...]:
@@ -78,8 +95,10 @@ def series(attempts: Iterable[Sequence[Measurement | float]]) -> tuple[Measureme
                     result = [each for each in result if each[0] < event[0]]
                 elif result and event[0] < result[-1][0]:
                     result = []
-                # The evaluation at the end repeats the step of the training.
-                result = [*result[:-1], event] if result and result[-1][0] == event[0] else [*result, event]
+                if result and result[-1][0] == event[0]:
+                    # The evaluation at the end repeats the step of the training.
+                    result.pop()
+                result.append(event)
             is_first = False
     return tuple(result)
 
@@ -93,7 +112,7 @@ def read_reports(folder: Path, metric: str) -> Reports:
         and (value := _number(line.get(metric))) is not None
     ]
     if reported:
-        return Reports(reported)
+        return Reports(reported, is_whole=False)
     events: list[Measurement | float] = []
     names: set[str] = set()
     for line in _lines(folder / TRAINER):

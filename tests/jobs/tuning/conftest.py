@@ -58,7 +58,8 @@ class Tuned:
         return self.attempt
 
     def move_on(self) -> list[Trial]:
-        """Move the tuning on once. Returns its trials."""
+        """Move the tuning on once, and measure its trials. Returns them."""
+        self.attempt._measure_at = 0.0
         self.attempt.wait(0.0)
         return self.trials
 

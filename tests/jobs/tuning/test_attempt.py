@@ -275,8 +275,7 @@ def test_a_trial_that_its_user_cancels_or_deletes_counts_as_no_result(still: Ben
     assert (trial.state, trial.cause) == (TrialState.FAILED, "its job tuned_trial_2 was deleted")
 
 
-def test_an_unpromising_trial_is_stopped_early_and_is_no_failure(still: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("footplate.jobs.tuning.attempt.MEASURE_S", -1.0)
+def test_an_unpromising_trial_is_stopped_early_and_is_no_failure(still: Bench):
     tuning = tuned(still, grid(enableTrialEarlyStopping="true", maxFailedTrials=1))
     for number in (1, 2, 3):
         tuning.move_on()
@@ -304,7 +303,6 @@ def test_an_unpromising_trial_is_stopped_early_and_is_no_failure(still: Bench, m
 
 
 def test_a_trial_that_ends_while_it_is_stopped_has_its_result(still: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("footplate.jobs.tuning.attempt.MEASURE_S", -1.0)
     tuning = tuned(still, grid(enableTrialEarlyStopping="true"))
     tuning.move_on()
     tuning.run(1)
@@ -318,10 +316,7 @@ def test_a_trial_that_ends_while_it_is_stopped_has_its_result(still: Bench, monk
     assert (str(trial.state), trial.value) == ("SUCCEEDED", 0.7)
 
 
-def test_measurements_that_cloudml_hypertune_no_longer_keeps_are_remembered(
-    still: Bench, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("footplate.jobs.tuning.attempt.MEASURE_S", -1.0)
+def test_measurements_that_cloudml_hypertune_no_longer_keeps_are_remembered(still: Bench):
     tuning = tuned(still, grid(enableTrialEarlyStopping="true"))
     tuning.move_on()
     tuning.run(1)
