@@ -53,11 +53,6 @@ class Trials:
         rows = self._database.read(f"SELECT {_COLUMNS} FROM trials WHERE tuning = ? ORDER BY number", tuning)
         return [_trial(row) for row in rows]
 
-    def tuning_of(self, job: str) -> str | None:
-        """The tuning to which a job belongs as a trial; None if it is no trial."""
-        rows = self._database.read("SELECT tuning FROM trials WHERE job = ?", job)
-        return rows[0][0] if rows else None
-
     def change(self, trial: Trial, **changes: Any) -> Trial:
         """Change a trial that hasn't ended, and return it. A trial that has ended stays as it is.
 
