@@ -72,7 +72,7 @@ def main() -> int:
 
     from footplate.cli.main import main as footplate
 
-    code = Path(footplate_tuned.__file__).parent / "files"
+    code = Path(footplate_tuned.__path__[0]) / "files"
     os.environ[VARIABLE] = str(code)
     return footplate(["fit", *fit_arguments(sys.argv[1:], code)])
 

@@ -111,6 +111,10 @@ class TuningAttempt:
         except FootplateError as error:
             # Optuna is missing, say. The trials that run must end before the tuning does.
             self._fail(str(error))
+        except Exception as error:
+            # A supervisor that ends here would be replaced, and fail again, for ever.
+            log.exception("%s", self._job.name)
+            self._fail(f"{type(error).__name__}: {error}")
         if not self._over:
             time.sleep(timeout_s)
         return []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from footplate.core.errors import ConfigError
+from footplate.core.errors import ConfigError, MissingExtra
 from footplate.jobs.record import TrialState
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.store.jobs import WrongState
@@ -325,6 +325,27 @@ def test_measurements_that_cloudml_hypertune_no_longer_keeps_are_remembered(stil
     tuning.report(1, (2, 0.2), (3, 0.3))
     tuning.end(1)
     assert tuning.move_on()[0].measurements == ((1.0, 0.1), (2.0, 0.2), (3.0, 0.3))
+
+
+@pytest.mark.parametrize("error", [MissingExtra("no Optuna"), ZeroDivisionError("in the sampler")])
+def test_a_search_that_fails_ends_the_tuning_when_its_trials_have_ended(
+    still: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    tuning = tuned(still, grid(maxParallelTrials=2))
+    tuning.move_on()
+    tuning.run(1)
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("footplate.jobs.tuning.attempt.propose", fails)
+    tuning.move_on()
+    assert str(error) in str(tuning.attempt.failure)
+    tuning.move_on()
+    assert (tuning.store.state("tuned_trial_1"), tuning.attempt.over) == (State.CANCELLING, False)
+    tuning.end(1, State.CANCELLED)
+    tuning.move_on()
+    assert (tuning.attempt.over, tuning.attempt.succeeded) == (True, False)
 
 
 def test_a_store_that_is_away_for_a_while_is_no_failure(still: Bench, monkeypatch: pytest.MonkeyPatch):
