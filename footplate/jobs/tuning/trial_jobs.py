@@ -10,6 +10,7 @@ A trial's processes have these variables:
     CLOUD_ML_JOB_ID                              the tuning's name
     CLOUD_ML_HP_METRIC_FILE                      where `cloudml-hypertune` writes
     FOOTPLATE_TRIAL_METRIC, FOOTPLATE_TRIAL_REPORTS    what a trainer reports, and where (`training/trial.py`)
+    FOOTPLATE_TRIAL_TUNING                       the id of the tuning's job, for MLflow's parent run
 
 The files of reports are in the folder of the attempt, so those of a rolled-back attempt are known. Only the master's count.
 """
@@ -64,7 +65,13 @@ def make_trial(
         # A program gets its directory last.
         job_dir = f"{job_dir.rstrip('/')}/{number}"
         arguments[-2:] = [*own, "--job-dir", job_dir]
-    trial = {"tuning": parent.name, "number": number, "metric": plan.metric, "parameters": dict(parameters)}
+    trial = {
+        "tuning": parent.name,
+        "tuning_id": parent.id,
+        "number": number,
+        "metric": plan.metric,
+        "parameters": dict(parameters),
+    }
     spec = _spec_of_trial(execution.spec)
     execution = replace(
         execution, name=name, arguments=tuple(arguments), job_dir=job_dir, spec=spec, tuning=None, trial=trial
@@ -107,7 +114,11 @@ def trial_variables(trial: Mapping[str, Any], folder: Path, role: str, index: in
     """
     is_master = role == "master"
     hypertune = HYPERTUNE if is_master else f"{role}-{index}-{HYPERTUNE}"
-    reports = {"FOOTPLATE_TRIAL_METRIC": trial["metric"], "FOOTPLATE_TRIAL_REPORTS": str(folder / TRAINER)}
+    reports = {
+        "FOOTPLATE_TRIAL_METRIC": trial["metric"],
+        "FOOTPLATE_TRIAL_REPORTS": str(folder / TRAINER),
+        "FOOTPLATE_TRIAL_TUNING": trial["tuning_id"],
+    }
     return {
         "CLOUD_ML_JOB_ID": trial["tuning"],
         "CLOUD_ML_TRIAL_ID": str(trial["number"]),
