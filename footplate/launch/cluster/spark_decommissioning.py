@@ -1,8 +1,8 @@
 """Notices that an executor of a Spark application is going to end. Spark calls this *decommissioning*.
 
-A cluster decommissions an executor before it takes the machine: on Kubernetes and in cloud services before a preemption, and
-on a standalone cluster when a worker gets SIGPWR. Spark needs `spark.decommission.enabled=true` for it. The executor still
-runs its tasks, and gets no new ones.
+A cluster decommissions an executor before it takes the machine: on Kubernetes and in cloud services before a preemption,
+and on a standalone cluster when a worker gets SIGPWR. Spark needs `spark.decommission.enabled=true` for it. The executor
+still runs its tasks, and gets no new ones.
 """
 
 from __future__ import annotations
