@@ -11,6 +11,7 @@ paths to data stay the same.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -68,11 +69,9 @@ def fit_arguments(words: Sequence[str], code: Path) -> list[str]:
 
 def main() -> int:
     """Run a trial. Returns the exit code of `footplate fit`."""
-    import footplate_tuned  # pyright: ignore[reportMissingImports]
-
     from footplate.cli.main import main as footplate
 
-    code = Path(footplate_tuned.__path__[0]) / "files"
+    code = Path(importlib.import_module(PACKAGE).__path__[0]) / "files"
     os.environ[VARIABLE] = str(code)
     return footplate(["fit", *fit_arguments(sys.argv[1:], code)])
 
