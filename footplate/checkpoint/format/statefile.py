@@ -136,7 +136,7 @@ class Frozen:
 
     def checksums(self) -> dict[str, int]:
         """The CRC-32 of each tensor's bytes, by its name."""
-        data = _bytes_of(self.data)
+        data = bytes_of(self.data)
         return {name: zlib.crc32(data[start:stop]) for name, start, stop in self.spans}
 
     def write(self, file: RawIOBase) -> Written:
@@ -146,7 +146,7 @@ class Frozen:
         tree = json.dumps(self.tree, separators=(",", ":"))
         metadata = json.dumps({**self.notes, _CHECKSUMS: words, _TREE: tree})
         header = _frame(f'{{"__metadata__":{metadata}{self.index}}}')
-        data = _bytes_of(self.data)
+        data = bytes_of(self.data)
         starts = range(0, len(data), _PIECE_NBYTES)
 
         checksum = 0
@@ -241,7 +241,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: BinaryIO) -> None:
 
     file.write(_frame(json.dumps(header)))
     for _, tensor in ordered:
-        file.write(_bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous()))
+        file.write(bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous()))
 
 
 def _frame(header: str) -> bytes:
@@ -280,7 +280,7 @@ def read_tensors(
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
         for name, entry in sorted(entries, key=lambda item: item[1]["data_offsets"]):
             tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
-            raw = _bytes_of(tensor)
+            raw = bytes_of(tensor)
             if file.readinto(raw) != len(raw):  # pyright: ignore[reportAttributeAccessIssue]
                 raise ValueError(f"{name} is truncated")
             size, checksum = size + len(raw), zlib.crc32(raw, checksum)
@@ -319,7 +319,39 @@ def outline(file: BinaryIO, nbytes: int, source: str) -> Outline:
     return Outline(tree, entries, checksums)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def layout(
+    file: BinaryIO, nbytes: int, source: str
+) -> tuple[dict[str, tuple[torch.dtype, tuple[int, ...], int]], dict[str, str]]:
+    """Read the header of any safetensors file, and no tensor. The arguments are those of `read`.
+
+    Returns:
+        Type, shape and index of the first byte of each tensor by name; and the file's metadata.
+
+    Raises:
+        CheckpointError: the file is no safetensors file, is damaged, or holds a tensor of an unknown type.
+    """
+    try:
+        first, header, _ = _read_header(file, nbytes)
+        metadata = header.pop("__metadata__", {})
+        ends = [first + entry["data_offsets"][1] for entry in header.values()]
+        if max(ends, default=first) != nbytes:
+            raise ValueError(f"it has {nbytes} bytes instead of {max(ends, default=first)}")
+        unknown = {name: entry["dtype"] for name, entry in header.items() if entry["dtype"] not in _DTYPES}
+        entries = {
+            name: (_DTYPES[entry["dtype"]], tuple(entry["shape"]), first + entry["data_offsets"][0])
+            for name, entry in header.items()
+            if name not in unknown
+        }
+    except _DAMAGED as error:
+        raise CheckpointError(
+            f"{source} can't be read: it is no safetensors file, or it is damaged ({error})."
+        ) from error
+    for name, dtype in unknown.items():
+        raise CheckpointError(f"{source}: {name} has the type {dtype}, which Footplate can't read.")
+    return entries, metadata
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous host tensor."""
     if not tensor.numel():
         return memoryview(bytearray())
@@ -463,6 +495,16 @@ def _references(value: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(value, list):
         for item in value:
             yield from _references(item)
+
+
+def tensor_references(tree: Any) -> Iterator[tuple[str, str | Sharded]]:
+    """Yield the names in a part of an outline's tree, and for each the tensor's name in the file, or its parts."""
+    for name, value in tree.items():
+        kind = value.get(_TAG) if isinstance(value, dict) else None
+        if kind == "tensor":
+            yield name, value["of"]
+        elif kind == "sharded":
+            yield name, _decode(value, {})
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
