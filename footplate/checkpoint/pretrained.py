@@ -16,9 +16,7 @@ The files are those of Hugging Face (one file, or several with an index), one sa
 from __future__ import annotations
 
 import json
-import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from footplate.checkpoint import loading
-from footplate.checkpoint.format import shards, statefile
+from footplate.checkpoint.format import statefile
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.checkpoint.storage.base import META, STATE
-from footplate.checkpoint.stored_tensor import StoredPart, StoredTensor, read_header, tensors_of
+from footplate.checkpoint.stored_tensor import StoredTensor, check_complete, tensors_of, tensors_of_shards
 from footplate.core.errors import CheckpointError
 from footplate.distributed.stored_weights import local_box, remember
 
@@ -123,28 +121,13 @@ def _of_checkpoint(place: Place) -> dict[str, StoredTensor]:
     with store_of(place).open(place, STATE) as file:
         tree = statefile.outline(file, meta["files"][STATE]["bytes"], str(place)).tree["state_dict"]
     whole = tensors_of(place, STATE)
-    parts: dict[str, dict[tuple[int, ...], StoredPart]] = {}
-    # The files' checksums are in the marker.
-    fingerprint = zlib.crc32(json.dumps(meta["files"], sort_keys=True).encode())
-    for name in meta["files"]:
-        if name == STATE:
-            continue
-        entries, notes, _ = read_header(place, name)
-        for tensor, offsets in shards.offsets_of(notes, str(place)).items():
-            _, shape, start = entries[tensor]
-            # Replicas save the same part.
-            parts.setdefault(tensor, {})[offsets] = StoredPart(place, name, start, shape, offsets)
-
-    weights: dict[str, StoredTensor] = {}
-    for name, reference in statefile.tensor_references(tree):
-        if isinstance(reference, str):
-            weights[name] = whole[reference]
-            continue
-        own = tuple(parts.get(reference.name, {}).values())
-        if sum(math.prod(part.shape) for part in own) != math.prod(reference.shape):
-            raise CheckpointError(f"{place} is damaged: its shards don't make up {reference.name}.")
-        weights[name] = StoredTensor(name, reference.dtype, reference.shape, own, fingerprint)
-    return weights
+    sharded = tensors_of_shards(place, (name for name in meta["files"] if name != STATE))
+    return {
+        name: whole[reference]
+        if isinstance(reference, str)
+        else check_complete(sharded.get(reference.name), reference, str(place))
+        for name, reference in statefile.tensor_references(tree)
+    }
 
 
 # Weights of a module

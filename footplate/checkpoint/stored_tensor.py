@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from footplate.checkpoint.format import statefile
+from footplate.checkpoint.format.shards import offsets_of
+from footplate.checkpoint.format.statefile import Sharded
 from footplate.checkpoint.storage import Place, store_of
 from footplate.core.errors import CheckpointError
 
@@ -92,6 +94,17 @@ class StoredTensor:
                 box = [(first - off, end - first) for first, end, off in zip(firsts, ends, part.offsets, strict=True)]
                 self._read_box(part, box, target[into])
 
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def whole(self) -> Tensor:
+        """Read the whole tensor."""
+        whole = torch.empty(self.shape, dtype=self.dtype)
+        self.read_into(whole, (0,) * whole.dim())
+        return whole
+
     def equals(self, other: StoredTensor) -> bool:
         """Compare with another stored tensor of the same shape, some rows at a time."""
         rows = self.shape[0] if self.shape else 1
@@ -151,6 +164,37 @@ def runs(shape: Sequence[int], box: Sequence[tuple[int, int]], axis: int) -> Ite
         yield index, corner + sum(position * stride for position, stride in zip(index, strides, strict=False))
 
 
+def tensors_of_shards(place: Place, files: Iterable[str]) -> dict[str, StoredTensor]:
+    """The tensors whose parts are in the files of a checkpoint's shards, by the names of their parts.
+
+    Args:
+        place: the checkpoint's directory.
+        files: the names of the files.
+
+    Raises:
+        CheckpointError: the parts don't make up the tensors.
+    """
+    parts: dict[str, dict[tuple[int, ...], StoredPart]] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    fingerprint = 0
+    for file in files:
+        entries, notes, number = read_header(place, file)
+        fingerprint = zlib.crc32(f"{fingerprint} {number}".encode())
+        for name, offsets in offsets_of(notes, str(place)).items():
+            dtypes[name], shape, start = entries[name]
+            # Replicas save the same part.
+            parts.setdefault(name, {})[offsets] = StoredPart(place, file, start, shape, offsets)
+    return {
+        name: StoredTensor(name, dtypes[name], _whole_shape(own.values()), tuple(own.values()), fingerprint)
+        for name, own in parts.items()
+    }
+
+
+def _whole_shape(parts: Iterable[StoredPart]) -> tuple[int, ...]:
+    ends = [[first + count for first, count in zip(part.offsets, part.shape, strict=True)] for part in parts]
+    return tuple(map(max, zip(*ends, strict=True)))
+
+
 def tensors_of(place: Place, file: str) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name. Only its header, and a few bytes of its content, are read.
 
@@ -183,6 +227,25 @@ def read_header(place: Place, file: str) -> tuple[dict[str, Entry], dict[str, st
         opened.seek(nbytes // 2)
         fingerprint = zlib.crc32(opened.read(_PROBE_NBYTES), zlib.crc32(f"{nbytes} {entries}".encode()))
     return entries, metadata, fingerprint
+
+
+def check_complete(tensor: StoredTensor | None, sharded: Sharded, source: str) -> StoredTensor:
+    """Return a tensor in shards, once its parts make up the tensor that the state refers to.
+
+    Raises:
+        CheckpointError: they don't.
+    """
+    if not math.prod(sharded.shape):
+        return StoredTensor(sharded.name, sharded.dtype, sharded.shape, (), 0)
+    count = 0 if tensor is None else sum(math.prod(part.shape) for part in tensor.parts)
+    if (
+        tensor is None
+        or tensor.shape != sharded.shape
+        or tensor.dtype != sharded.dtype
+        or count != math.prod(tensor.shape)
+    ):
+        raise CheckpointError(f"{source} is damaged: its shards don't make up {sharded.name}. Nothing was loaded.")
+    return tensor
 
 
 def _read_all(file: BinaryIO, elements: Tensor, shown: str) -> None:

@@ -50,7 +50,7 @@ from footplate.distributed.meta_device import (
     spanning_reset,
 )
 from footplate.distributed.model_parallel_options import ModelParallelStrategy
-from footplate.distributed.stored_weights import copy_part, fill, stored_of
+from footplate.distributed.stored_weights import Stored, copy_part, fill, part_like, stored_of
 from footplate.distributed.world import World
 
 if TYPE_CHECKING:
@@ -292,18 +292,31 @@ class FSDP(Strategy):
         """Shard an optimizer's state, whose keys are the indices of parameters in its groups."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         sharded = {
-            index: {name: self.part_of(value, parameters[index]) for name, value in values.items()}
+            index: {name: _read(self.part_of(value, parameters[index])) for name, value in values.items()}
             for index, values in state["state"].items()
         }
-        return {**state, "state": sharded}
+        others = {name: _read(value) for name, value in state.items() if name != "state"}
+        return {**others, "state": sharded}
 
     def part_of(self, tensor: Any, parameter: Tensor) -> Any:
         from torch.distributed.tensor import DTensor, distribute_tensor
 
-        if not isinstance(tensor, Tensor) or not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+        sharded = isinstance(parameter, DTensor) and getattr(tensor, "shape", None) == parameter.shape
+        if isinstance(tensor, Stored):
+            return part_like(tensor, parameter) if sharded else tensor.whole()
+        if not isinstance(tensor, Tensor) or not isinstance(parameter, DTensor) or not sharded:
             return tensor
         whole = tensor.to(parameter.device)
         return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _read(state: Any) -> Any:
+    """A part of an optimizer's state whose tensors in files are read whole."""
+    if isinstance(state, Stored):
+        return state.whole()
+    if isinstance(state, dict):
+        return {key: _read(value) for key, value in state.items()}
+    return type(state)(map(_read, state)) if type(state) in (list, tuple) else state
 
 
 def tensors_of(layers: Layers) -> list[Tensor]:

@@ -10,7 +10,7 @@ layer, so that it goes along when a module is copied or sent to other processes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +18,31 @@ from torch import Tensor, nn
 _RECORD = "_footplate_stored_weights"
 
 
+@runtime_checkable
 class Stored(Protocol):
     """A tensor in files.
 
     Attributes:
+        shape: its shape.
+        dtype: its type in the files.
         fingerprint: a number that differs if the files do.
     """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     @property
     def fingerprint(self) -> int: ...
 
     def read_into(self, target: Tensor, offsets: Sequence[int]) -> None:
         """Read a box of the tensor, which begins at `offsets` and has the shape of `target`."""
+
+    def whole(self) -> Tensor:
+        """Read the whole tensor."""
+        ...
 
 
 def remember(layer: nn.Module, key: str, stored: Stored) -> None:
@@ -77,6 +90,19 @@ def local_box(tensor: Any) -> tuple[Tensor, tuple[int, ...]]:
     part = tensor.detach().to_local()
     (chunk,) = tensor.__create_chunk_list__()
     return part, tuple(chunk.offsets)
+
+
+@torch.no_grad()
+def part_like(stored: Stored, parameter: Any) -> Any:
+    """Read the elements of a tensor that this rank keeps of a sharded parameter, as a `DTensor` sharded in the same way."""
+    from torch.distributed.tensor import DTensor
+
+    part, offsets = local_box(parameter)
+    read = torch.empty_like(part, dtype=stored.dtype)
+    stored.read_into(read, offsets)
+    return DTensor.from_local(
+        read, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+    )
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import RawIOBase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -35,6 +36,7 @@ from footplate.core.errors import CheckpointError
 _TAG = "$"
 _TREE, _CHECKSUMS = "footplate", "footplate_crc32"
 _PIECE_NBYTES = 16 << 20
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, RecursionError)
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _DTYPES = {
@@ -251,7 +253,9 @@ def _frame(header: str) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple[Any, Written]:
+def read(
+    file: BinaryIO, nbytes: int, source: str, device: Any = "cpu", instead: Mapping[str, Any] = _NOTHING
+) -> tuple[Any, Written]:
     """Read the state in a file; return it with the size and checksum of the bytes.
 
     Args:
@@ -259,11 +263,12 @@ def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple
         nbytes: its size.
         source: its name, for error texts.
         device: the device for the tensors.
+        instead: what stands in the state for some tensors, by their names. No memory is taken for them.
 
     Raises:
         CheckpointError: the file is not a state file, or is damaged.
     """
-    tensors, metadata, written = read_tensors(file, nbytes, source, device)
+    tensors, metadata, written = read_tensors(file, nbytes, source, device, instead)
     try:
         return _decode(json.loads(metadata[_TREE]), tensors), written
     except _DAMAGED as error:
@@ -271,14 +276,18 @@ def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple
 
 
 def read_tensors(
-    file: BinaryIO, nbytes: int, source: str, device: Any = "cpu"
+    file: BinaryIO, nbytes: int, source: str, device: Any = "cpu", instead: Mapping[str, Any] = _NOTHING
 ) -> tuple[dict[str, Tensor], dict[str, str], Written]:
     """Read the tensors in a file by name, its header's metadata, and the size and checksum of its bytes; see `read`."""
     try:
         size, header, checksum = _read_header(file, nbytes)
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Any] = {}
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
         for name, entry in sorted(entries, key=lambda item: item[1]["data_offsets"]):
+            if name in instead:
+                size, checksum = _pass_over(file, entry["data_offsets"], size, checksum)
+                tensors[name] = instead[name]
+                continue
             tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
             raw = bytes_of(tensor)
             if file.readinto(raw) != len(raw):  # pyright: ignore[reportAttributeAccessIssue]
@@ -290,6 +299,17 @@ def read_tensors(
         return tensors, header["__metadata__"], Written(size, checksum)
     except _DAMAGED as error:
         raise _damaged(source, error) from error
+
+
+def _pass_over(file: BinaryIO, offsets: list[int], size: int, checksum: int) -> tuple[int, int]:
+    """Read a tensor without keeping it; return size and checksum of the bytes up to its end."""
+    left = offsets[1] - offsets[0]
+    while left:
+        piece = file.read(min(left, _PIECE_NBYTES))
+        if not piece:
+            raise ValueError("it is truncated")
+        left, size, checksum = left - len(piece), size + len(piece), zlib.crc32(piece, checksum)
+    return size, checksum
 
 
 def _damaged(source: str, error: Exception) -> CheckpointError:
@@ -518,7 +538,9 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     kind, of = value[_TAG], value["of"]
     if kind == "tensor":
         tensor = tensors[of]
-        return tensor.contiguous(memory_format=_FORMATS[value["format"]][1]) if "format" in value else tensor
+        if "format" not in value or not isinstance(tensor, Tensor):
+            return tensor
+        return tensor.contiguous(memory_format=_FORMATS[value["format"]][1])
     if kind == "sharded":
         return Sharded(of, _DTYPES[value["dtype"]], tuple(value["shape"]))
 
