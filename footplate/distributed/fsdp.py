@@ -220,7 +220,7 @@ class FSDP(Strategy):
 
     def _make_piece(self, piece: Layers, initializers: Mapping[int, Initializer]) -> None:
         """Make a piece, with the numbers of rank 0: whole, then the part that this rank keeps."""
-        if not any(draws(layer) or layer._parameters.keys() - stored_of(layer).keys() for _, layer in piece):
+        if not any(draws(layer) or _has_others(layer) for _, layer in piece):
             # Its numbers are in files.
             materialize(piece, self._device, initializers)
             return
@@ -317,6 +317,12 @@ def _read(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _read(value) for key, value in state.items()}
     return type(state)(map(_read, state)) if type(state) in (list, tuple) else state
+
+
+def _has_others(layer: nn.Module) -> bool:
+    """Return True if parameters of a layer get their numbers from the layer, and not from files."""
+    stored = stored_of(layer)
+    return any(parameter is not None and key not in stored for key, parameter in layer._parameters.items())
 
 
 def tensors_of(layers: Layers) -> list[Tensor]:

@@ -164,12 +164,12 @@ def _fills_all(layer: nn.Module) -> bool:
 
 def draws(layer: nn.Module) -> bool:
     """Return True if a layer itself has tensors on the meta device that it must fill."""
+    return any(_draws_of(layer, table) for table in _tables(layer))
+
+
+def _draws_of(layer: nn.Module, table: Mapping[str, Any]) -> bool:
     stored = stored_of(layer)
-    return any(
-        tensor is not None and tensor.is_meta and key not in stored
-        for table in _tables(layer)
-        for key, tensor in table.items()
-    )
+    return any(tensor is not None and tensor.is_meta and key not in stored for key, tensor in table.items())
 
 
 def pieces_of(
@@ -188,10 +188,14 @@ def pieces_of(
         return [layers]
     pieces: list[list[tuple[str, nn.Module]]] = []
     drawing = {id(layer) for _, layer in layers if draws(layer)}
+    drawing_parameters = {id(layer) for _, layer in layers if _draws_of(layer, layer._parameters)}
     for name, layer in layers:
         piece = [(name, layer)]
         inside = {id(part) for part in layer.modules()}
-        if (_reset_of(layer) is not None or id(layer) in initializers) and inside & drawing:
+        # `materialize` calls the methods of a layer in these cases.
+        resets = _reset_of(layer) is not None and inside & drawing
+        initializes = id(layer) in initializers and (id(layer) in drawing or inside & drawing_parameters)
+        if resets or initializes:
             while pieces and id(pieces[-1][-1][1]) in inside:
                 piece = pieces.pop() + piece
         pieces.append(piece)
