@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from footplate.callbacks.timer import Timer as Timer
     from footplate.callbacks.weight_averaging import EMAWeightAveraging as EMAWeightAveraging
     from footplate.checkpoint.export import export_model as export_model
+    from footplate.checkpoint.pretrained import load_pretrained as load_pretrained
     from footplate.core.errors import CheckpointError as CheckpointError
     from footplate.core.errors import ConfigError as ConfigError
     from footplate.core.errors import DataError as DataError
@@ -118,6 +119,7 @@ _HOMES = {
     "Webhook": "footplate.callbacks.alert_channels",
     "export_model": "footplate.checkpoint.export",
     "goodput": "footplate.core.goodput.run_ledger",
+    "load_pretrained": "footplate.checkpoint.pretrained",
     "plan": "footplate.planning.study",
     "replay": "footplate.replaying.replay",
     "report": "footplate.reporting.report",

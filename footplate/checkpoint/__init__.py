@@ -16,9 +16,9 @@ Saving, in order:
 A second save waits until the first is written. If the process is killed at any moment, the old or the new checkpoint
 remains, and perhaps temporary files, which the next run removes.
 
-Loading a checkpoint never runs code of the file. `loading.py` finds and reads checkpoints, `saving.py` writes and deletes
-them, `from_checkpoint.py` builds modules from them, and `core/foreign_checkpoints.py` translates those of other
-libraries.
+Loading a checkpoint never runs code of the file. `loading.py` finds and reads checkpoints, `by_parts.py` leaves large
+tensors in the files until a rank reads its shards, `saving.py` writes and deletes checkpoints, `from_checkpoint.py` builds
+modules from them, and `core/foreign_checkpoints.py` translates those of other libraries.
 """
 
 from footplate.checkpoint.from_checkpoint import load_datamodule, load_module

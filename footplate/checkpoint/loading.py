@@ -52,16 +52,26 @@ def _load_directory(place: Place, map_location: Any) -> Any:
     files = read_meta(place)["files"]
     device = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
     place = store_of(place).resolve(place)
-    (state,) = _read(place, STATE, files[STATE], lambda *file: statefile.read(*file, device=device))
+    (state,) = read_file(place, STATE, files[STATE], lambda *file: statefile.read(*file, device=device))
 
     if len(files) > 1:
-        parts = (_read(place, name, files[name], statefile.read_tensors) for name in files if name != STATE)
+        parts = (read_file(place, name, files[name], statefile.read_tensors) for name in files if name != STATE)
         state = shards.put_together(state, parts, str(place), device)
     return state
 
 
-def _read(place: Place, name: str, expected: dict[str, Any], reader: Callable[..., tuple[Any, ...]]) -> Any:
-    """Read a file of a checkpoint with `reader`, and compare its checksum with the marker's."""
+def read_file(place: Place, name: str, expected: dict[str, Any], reader: Callable[..., tuple[Any, ...]]) -> Any:
+    """Read a file of a checkpoint with `reader`, and compare its checksum with the marker's.
+
+    Args:
+        place: the checkpoint's directory.
+        name: the file.
+        expected: its entry in the marker.
+        reader: takes the open file, its size and its name; returns what it has read, and then what was written.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
     with store_of(place).open(place, name) as file:
         *content, written = reader(file, expected["bytes"], str(place / name))
     if written.crc32 != expected.get("crc32"):

@@ -28,6 +28,7 @@ from footplate.core.time_split import TimeSplit
 from footplate.distributed.gradient_norm import clip_by_torch
 from footplate.distributed.group import Group
 from footplate.distributed.meta_device import initializers_of, innermost_first, materialize
+from footplate.distributed.stored_weights import fill
 from footplate.distributed.world import World
 
 
@@ -86,6 +87,7 @@ class Strategy:
         """
         materialize(innermost_first(module), device, initializers_of(module))
         module.to(device)
+        fill(module.modules())
 
     def prepare(self, module: nn.Module) -> None:
         """Make the parameters of a module, on its device, equal on all ranks, or shard them."""

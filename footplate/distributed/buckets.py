@@ -13,6 +13,8 @@ from footplate.hardware.transfer import to_device
 
 # The default of DistributedDataParallel.
 BUCKET_BYTES = 25 * 2**20
+# From this size on, a tensor is sent alone, which needs no copy of it.
+ALONE_BYTES = 2**20
 
 
 def buckets(tensors: Iterable[Tensor], nbytes: int = BUCKET_BYTES) -> Iterator[list[Tensor]]:
@@ -40,7 +42,13 @@ def send_from_first(tensors: Iterable[Tensor], group: Any = None) -> None:
         tensors: the tensors.
         group: a process group, whose first rank sends. Default: all ranks.
     """
-    for bucket in buckets(tensors):
+    large: list[Tensor] = []
+    small: list[Tensor] = []
+    for tensor in tensors:
+        (large if tensor.nbytes >= ALONE_BYTES and tensor.is_contiguous() else small).append(tensor)
+    for tensor in large:
+        dist.broadcast(tensor.detach(), group=group, group_src=0)
+    for bucket in buckets(small):
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
         dist.broadcast(flat, group=group, group_src=0)
         _unpack(flat, bucket)

@@ -2,8 +2,15 @@
 
 The repeated blocks of a model, such as the layers of a transformer, are units of their own: their parameters are gathered
 just before use and freed just after. `FSDPStrategy` (`fsdp_options.py`) chooses others. The other parameters belong to the
-root. Units go to the device one by one, each just before it is sharded, and units on the meta device are made there: a
-device never holds the whole model. Units that the user has sharded stay as they are.
+root. Units go to the device one by one, each just before it is sharded: a device never holds the whole model. Units that
+the user has sharded stay as they are.
+
+A unit on the meta device is sharded there. Then each rank gets memory for its shard, and the layers are filled one by one:
+
+    whole on the device, with rank 0's numbers  →  the part that the rank keeps is copied into its shard
+
+So a rank holds its shard and one layer. Of a layer whose numbers are in files (`stored_weights.py`), a rank reads only its
+part.
 
 The backward pass of every batch averages and shards the gradients, also inside an accumulation window. Whole gradients
 until the end of the window would take the memory that sharding saves. And so a checkpoint only needs what a rank keeps.
@@ -17,9 +24,11 @@ Gathering makes the forward pass collective. So every rank must run the same num
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,12 +42,15 @@ from footplate.distributed.buckets import mean_over_ranks, send_from_first
 from footplate.distributed.fsdp_options import FSDPStrategy, layers_of
 from footplate.distributed.meta_device import (
     Initializer,
+    draws,
     initializers_of,
     innermost_first,
     materialize,
+    pieces_of,
     spanning_reset,
 )
 from footplate.distributed.model_parallel_options import ModelParallelStrategy
+from footplate.distributed.stored_weights import Stored, copy_part, fill, part_like, stored_of
 from footplate.distributed.world import World
 
 if TYPE_CHECKING:
@@ -47,6 +59,9 @@ if TYPE_CHECKING:
 # A module stays sharded after a call of a trainer, and is trained again with the same collectives and options.
 _COLLECTIVES: WeakKeyDictionary[nn.Module, Collectives] = WeakKeyDictionary()
 _PREPARED: WeakKeyDictionary[nn.Module, tuple[Any, torch.dtype | None]] = WeakKeyDictionary()
+
+# Names and layers, each after its parts.
+Layers = list[tuple[str, nn.Module]]
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -89,6 +104,8 @@ class FSDP(Strategy):
         if not isinstance(module, FSDPModule):
             self._shard(module)
         _refuse_meta(module)
+        # Layers that the user has sharded.
+        fill(module.modules())
         _register_steps(module)
         _PREPARED[module] = self._options, self._autocast
 
@@ -113,8 +130,11 @@ class FSDP(Strategy):
         collectives = None if internals is None else internals.Collectives()
         sharded: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, FSDPModule)]
         for unit in (*units, module):
-            self._place_unit(unit, sharded, initializers)
+            layers = list(innermost_first(unit, skip=sharded))
+            later = self._place_unit(layers, initializers)
             fully_shard(unit, **settings)
+            self._make_shards(unit, later, initializers)
+            fill(layer for _, layer in layers)
             sharded.append(unit)
             if collectives is not None:
                 collectives.attach(unit)
@@ -161,14 +181,53 @@ class FSDP(Strategy):
             return {"mesh": init_device_mesh(self._device.type, shape, mesh_dim_names=("replicate", "shard"))}
         return {}
 
-    def _place_unit(self, unit: nn.Module, sharded: list[nn.Module], initializers: Mapping[int, Initializer]) -> None:
-        """Move a unit to the device, without the units in it that are sharded, with the numbers of rank 0."""
-        materialize(innermost_first(unit, skip=sharded), self._device, initializers)
-        layers = [layer for _, layer in innermost_first(unit, skip=sharded)]
-        for layer in layers:
-            _apply_to(layer, lambda tensor: tensor.to(self._device))
-        tensors = [tensor for layer in layers for tensor in (*layer.parameters(False), *layer.buffers(False))]
-        self._send_from_first({id(tensor): tensor for tensor in tensors}.values())
+    def _place_unit(self, layers: Layers, initializers: Mapping[int, Initializer]) -> list[Layers]:
+        """Move the layers of a unit to the device, with the numbers of rank 0, before the unit is sharded.
+
+        Returns:
+            The pieces that are still on the meta device, to be made once they are sharded.
+        """
+        later: list[Layers] = []
+        now: Layers = []
+        for piece in pieces_of(layers, initializers):
+            if self._waits(piece):
+                later.append(piece)
+            else:
+                now += piece
+        materialize(now, self._device, initializers)
+        for _, layer in layers:
+            _apply_to(layer, lambda tensor: tensor if tensor.is_meta else tensor.to(self._device))
+        self._send_from_first(tensors_of(now))
+        return later
+
+    def _waits(self, piece: Layers) -> bool:
+        """Return True if no tensor of a piece has numbers yet: its parameters can be sharded before they are made."""
+        tensors = tensors_of(piece)
+        return bool(tensors) and all(tensor.is_meta and not hasattr(tensor, "to_local") for tensor in tensors)
+
+    def _make_shards(self, unit: nn.Module, pieces: list[Layers], initializers: Mapping[int, Initializer]) -> None:
+        """Give memory to the shards of a unit, and fill them piece by piece."""
+        if not pieces:
+            return
+        empty = functools.partial(_empty_shard, device=self._device)
+        for _, layer in itertools.chain.from_iterable(pieces):
+            if layer is not unit:
+                _apply_to(layer, empty)
+        # FSDP2 takes note of the new memory of all parameters of the unit.
+        unit._apply(empty, recurse=False)
+        for piece in pieces:
+            self._make_piece(piece, initializers)
+
+    def _make_piece(self, piece: Layers, initializers: Mapping[int, Initializer]) -> None:
+        """Make a piece, with the numbers of rank 0: whole, then the part that this rank keeps."""
+        if not any(draws(layer) or _has_others(layer) for _, layer in piece):
+            # Its numbers are in files.
+            materialize(piece, self._device, initializers)
+            return
+        keep_shards = _whole_on_meta(piece)
+        materialize(piece, self._device, initializers)
+        self._send_from_first(tensors_of(piece))
+        keep_shards()
 
     def _send_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
@@ -233,18 +292,76 @@ class FSDP(Strategy):
         """Shard an optimizer's state, whose keys are the indices of parameters in its groups."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         sharded = {
-            index: {name: self.part_of(value, parameters[index]) for name, value in values.items()}
+            index: {name: _read(self.part_of(value, parameters[index])) for name, value in values.items()}
             for index, values in state["state"].items()
         }
-        return {**state, "state": sharded}
+        others = {name: _read(value) for name, value in state.items() if name != "state"}
+        return {**others, "state": sharded}
 
     def part_of(self, tensor: Any, parameter: Tensor) -> Any:
         from torch.distributed.tensor import DTensor, distribute_tensor
 
-        if not isinstance(tensor, Tensor) or not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+        sharded = isinstance(parameter, DTensor) and getattr(tensor, "shape", None) == parameter.shape
+        if isinstance(tensor, Stored):
+            return part_like(tensor, parameter) if sharded else tensor.whole()
+        if not isinstance(tensor, Tensor) or not isinstance(parameter, DTensor) or not sharded:
             return tensor
         whole = tensor.to(parameter.device)
         return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _read(state: Any) -> Any:
+    """A part of an optimizer's state whose tensors in files are read whole."""
+    if isinstance(state, Stored):
+        return state.whole()
+    if isinstance(state, dict):
+        return {key: _read(value) for key, value in state.items()}
+    return type(state)(map(_read, state)) if type(state) in (list, tuple) else state
+
+
+def _has_others(layer: nn.Module) -> bool:
+    """Return True if parameters of a layer get their numbers from the layer, and not from files."""
+    stored = stored_of(layer)
+    return any(parameter is not None and key not in stored for key, parameter in layer._parameters.items())
+
+
+def tensors_of(layers: Layers) -> list[Tensor]:
+    """The parameters and buffers of some layers, each once."""
+    tensors = [tensor for _, layer in layers for tensor in (*layer.parameters(False), *layer.buffers(False))]
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _empty_shard(tensor: Tensor, device: torch.device) -> Tensor:
+    """Memory for a sharded tensor on the meta device. Any other tensor stays."""
+    sharded = tensor.is_meta and hasattr(tensor, "to_local")
+    return torch.empty_like(tensor, device=device) if sharded else tensor
+
+
+def _whole_on_meta(layers: Layers) -> Callable[[], None]:
+    """Replace shards by whole parameters on the meta device.
+
+    Returns:
+        A function that copies the numbers which the whole parameters have by then into the shards, and puts these back.
+    """
+    shards = [
+        (layer, key, parameter)
+        for _, layer in layers
+        for key, parameter in layer._parameters.items()
+        if parameter is not None
+    ]
+    whole: dict[int, nn.Parameter] = {}
+    for layer, key, shard in shards:
+        if id(shard) not in whole:
+            empty = torch.empty(shard.shape, dtype=shard.dtype, device="meta")
+            whole[id(shard)] = nn.Parameter(empty, shard.requires_grad)
+        layer._parameters[key] = whole[id(shard)]
+
+    def keep_shards() -> None:
+        for layer, key, shard in shards:
+            copy_part(cast(Tensor, layer._parameters[key]), shard)
+            layer._parameters[key] = shard
+
+    return keep_shards
 
 
 def _apply_to(layer: nn.Module, function: Callable[[Tensor], Tensor]) -> None:

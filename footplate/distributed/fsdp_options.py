@@ -17,6 +17,7 @@ from footplate.core.errors import ConfigError, did_you_mean
 
 Sharding = Literal["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"]
 SHARDINGS: tuple[Sharding, ...] = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")
+CheckpointingMode = Literal["full", "op"] | int
 LayerTypes = Collection[type[nn.Module] | str] | None
 
 
@@ -35,6 +36,9 @@ class FSDPStrategy:
         device_mesh: for "HYBRID_SHARD": the number of groups and the ranks of each. Default: a group for each machine.
         mixed_precision: a `torch.distributed.fsdp.MixedPrecisionPolicy`. Default, with a mixed `precision`: weights are
             gathered in its 16-bit type, and gradients are averaged in float32.
+        activation_checkpointing_mode: what the layers of `activation_checkpointing_policy` compute again. "full": all of
+            it. "op": all but matrix products and attention, whose outputs they keep. A number n: only every n-th of the
+            layers does so, and computes all of it again.
 
     Raises:
         ConfigError: an option that can't be used.
@@ -45,10 +49,12 @@ class FSDPStrategy:
     sharding_strategy: Sharding = "FULL_SHARD"
     device_mesh: tuple[int, int] | None = None
     mixed_precision: Any = None
+    activation_checkpointing_mode: CheckpointingMode = "full"
 
     def __post_init__(self) -> None:
         for option in ("auto_wrap_policy", "activation_checkpointing_policy"):
             check_types(self, option)
+        check_mode(self)
         if self.sharding_strategy not in SHARDINGS:
             hint = did_you_mean(str(self.sharding_strategy), SHARDINGS)
             raise ConfigError(f"FSDPStrategy(sharding_strategy={self.sharding_strategy!r}) is unknown. {hint}")
@@ -133,6 +139,25 @@ def check_types(options: Any, option: str) -> None:
         raise ConfigError(
             f"{type(options).__name__}({option}={types!r}): expected a set of layer types, such as "
             '{nn.TransformerEncoderLayer}, or of their names, such as {"TransformerEncoderLayer"}.'
+        )
+
+
+def check_mode(options: Any) -> None:
+    """Check the option `activation_checkpointing_mode`.
+
+    Raises:
+        ConfigError: it has no meaning, or no layers that it is about.
+    """
+    mode, kind = options.activation_checkpointing_mode, type(options).__name__
+    if mode not in ("full", "op") and (type(mode) is not int or mode < 1):
+        raise ConfigError(
+            f'{kind}(activation_checkpointing_mode={mode!r}): expected "full", "op", or a number of 1 or more, such as 2 '
+            "for every second layer."
+        )
+    if mode != "full" and options.activation_checkpointing_policy is None:
+        raise ConfigError(
+            f"{kind}(activation_checkpointing_mode={mode!r}) needs activation_checkpointing_policy, the types of the "
+            "layers."
         )
 
 

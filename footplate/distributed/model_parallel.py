@@ -33,10 +33,10 @@ from footplate.core.errors import ConfigError
 from footplate.distributed import gradient_norm
 from footplate.distributed.buckets import send_from_first
 from footplate.distributed.device_mesh import column_of, device_mesh
-from footplate.distributed.fsdp import FSDP
+from footplate.distributed.fsdp import FSDP, Layers, tensors_of
 from footplate.distributed.gradient_norm import local_part
 from footplate.distributed.group import Group
-from footplate.distributed.meta_device import Initializer, innermost_first
+from footplate.distributed.meta_device import Initializer, draws, pieces_of
 from footplate.distributed.model_parallel_options import ModelParallelStrategy
 from footplate.distributed.tensor_parallel_plan import planned_layers
 from footplate.distributed.world import World
@@ -100,15 +100,23 @@ class ModelParallel(FSDP):
         self._names = {id(layer): name for name, layer in module.named_modules()}
         super()._shard(module)
 
-    def _place_unit(self, unit: nn.Module, sharded: list[nn.Module], initializers: Mapping[int, Initializer]) -> None:
-        layers = [layer for _, layer in innermost_first(unit, skip=sharded)]
+    def _place_unit(self, layers: Layers, initializers: Mapping[int, Initializer]) -> list[Layers]:
         # Numbers are drawn for whole tensors, also if the module has cut its layers on the meta device.
-        cut_again = _whole_on_meta(layers)
-        super()._place_unit(unit, sharded, initializers)
+        waiting = {id(layer) for piece in pieces_of(layers, initializers) if self._waits(piece) for _, layer in piece}
+        cut_again = _whole_on_meta([layer for _, layer in layers if id(layer) not in waiting])
+        later = super()._place_unit(layers, initializers)
         cut_again()
-        self._cut(layers)
-        for layer in layers:
+        self._cut([layer for _, layer in layers])
+        for _, layer in layers:
             self._check_cut(layer)
+        return later
+
+    def _waits(self, piece: Layers) -> bool:
+        # A rank reads its part of a cut layer from files. Other numbers are drawn before the layer is cut.
+        tensors = tensors_of(piece)
+        return (
+            bool(tensors) and all(tensor.is_meta for tensor in tensors) and not any(draws(layer) for _, layer in piece)
+        )
 
     def _cut(self, layers: list[nn.Module]) -> None:
         """Cut the layers that have a style."""

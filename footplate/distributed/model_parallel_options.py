@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from footplate.core.errors import ConfigError
-from footplate.distributed.fsdp_options import LayerTypes, check_policy, check_types, shown_options
+from footplate.distributed.fsdp_options import (
+    CheckpointingMode,
+    LayerTypes,
+    check_mode,
+    check_policy,
+    check_types,
+    shown_options,
+)
 
 Size = int | Literal["auto"]
 
@@ -29,6 +36,7 @@ class ModelParallelStrategy:
         auto_wrap_policy: as that of `FSDPStrategy`.
         activation_checkpointing_policy: as that of `FSDPStrategy`.
         mixed_precision: as that of `FSDPStrategy`.
+        activation_checkpointing_mode: as that of `FSDPStrategy`.
 
     Raises:
         ConfigError: an option that can't be used.
@@ -39,6 +47,7 @@ class ModelParallelStrategy:
     auto_wrap_policy: LayerTypes = None
     activation_checkpointing_policy: LayerTypes = None
     mixed_precision: Any = None
+    activation_checkpointing_mode: CheckpointingMode = "full"
 
     def __post_init__(self) -> None:
         for option in ("data_parallel_size", "tensor_parallel_size"):
@@ -49,6 +58,7 @@ class ModelParallelStrategy:
                 )
         for option in ("auto_wrap_policy", "activation_checkpointing_policy"):
             check_types(self, option)
+        check_mode(self)
         if self.mixed_precision is not None:
             check_policy(self)
 

@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from footplate import checkpoint
 from footplate.checkpoint.run_state import RunState
 from footplate.checkpoint.storage import Place
 from footplate.core.errors import ConfigError
@@ -27,7 +27,7 @@ from footplate.training.loaders import LOADERS, check_evaluated, evaluation_load
 from footplate.training.lock import only_writer
 from footplate.training.logical_checks import check_module
 from footplate.training.rank_checks import check_data, read_alike
-from footplate.training.resuming import call_load_hooks, find_on_all, or_best
+from footplate.training.resuming import call_load_hooks, find_on_all, load_state, or_best
 from footplate.training.step_setup import build_step, prepare_module
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _prepare(run: Run, dataloaders: Any, ckpt_path: str | Place | None, is_new: 
         run.logical.use_threads(run, None)
     path = find_on_all(run, or_best(run, ckpt_path, is_new))
     check_evaluated(run, stage, dataloaders)
-    state = None if path is None else read_alike(run, path, checkpoint.load)
+    state = None if path is None else read_alike(run, path, functools.partial(load_state, run))
     if state is not None:
         call_load_hooks(run, state)
     loaders, limits = evaluation_loaders(run, stage, dataloaders, run.config.limit(stage))

@@ -19,6 +19,7 @@ from footplate.core.errors import CheckpointError, DataError
 from footplate.core.hashing import hashed
 from footplate.data.adapters.rank_shares import draw_order, shared_content
 from footplate.distributed.consistency import blind, check_alike, digest, parameters_of
+from footplate.distributed.stored_weights import fingerprints_of
 from footplate.distributed.strategies import options_of
 from footplate.distributed.uneven_loaders import close
 from footplate.training.config import COMPARED
@@ -47,7 +48,7 @@ def check_settings(run: Run) -> None:
 
 
 def check_model(run: Run) -> None:
-    """Compare the names, shapes and types of the parameters, and which of them are trained.
+    """Compare the names, shapes and types of the parameters, which of them are trained, and the files that they come from.
 
     Raises:
         ConfigError: they differ.
@@ -55,6 +56,8 @@ def check_model(run: Run) -> None:
     if run.group.is_distributed:
         hint = "Build the same model on every rank: its sizes must not depend on what one rank finds."
         check_alike(run.group, {"the model": parameters_of(run.module)}, hint)
+        hint = "Each machine reads its own files: put the same ones there."
+        check_alike(run.group, {"the files of load_pretrained": digest(fingerprints_of(run.module))}, hint)
 
 
 def check_optimizers(run: Run) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from footplate import checkpoint
 from footplate.callbacks import ModelCheckpoint
+from footplate.checkpoint.by_parts import load_by_parts
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.core.errors import CheckpointError
 from footplate.core.foreign_checkpoints import to_run_state
@@ -118,13 +119,24 @@ def read_checkpoint(run: Run, path: Place) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, incomplete, damaged, or needs code to be run.
     """
-    state = to_run_state(checkpoint.load(path))
+    state = to_run_state(load_state(run, path))
     if "made_by" in state:
         run.print(
             f"{path} was made by {state['made_by']}: weights, optimizers, schedulers and the place in the epoch continue; "
             "the order of the data and the random draws don't, and are Footplate's own from now on."
         )
     return state
+
+
+def load_state(run: Run, path: Place) -> dict[str, Any]:
+    """Load a checkpoint. If the model is sharded, its tensors stay in the files until the ranks know their shards.
+
+    A hook of the user takes the state as it is, with tensors. For it, each rank loads the whole.
+    """
+    takers = [run.module, *run.callbacks, *([] if run.datamodule is None else [run.datamodule])]
+    if run.parallel.sharded and not any(overrides(taker, "on_load_checkpoint") for taker in takers):
+        return load_by_parts(path, run.world.rank, run.world.size)
+    return checkpoint.load(path)
 
 
 def call_load_hooks(run: Run, loaded: dict[str, Any]) -> None:

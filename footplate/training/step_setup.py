@@ -38,7 +38,9 @@ def prepare_module(run: Run) -> None:
         torch.nn.SyncBatchNorm.convert_sync_batchnorm(run.module, run.placement.data_group.devices)
     options = options_of(run.config.strategy)
     if options.activation_checkpointing_policy is not None:
-        checkpoint_activations(layers_of(run.module, options, "activation_checkpointing_policy"))
+        # In the order of the model.
+        layers = layers_of(run.module, options, "activation_checkpointing_policy")[::-1]
+        checkpoint_activations(layers, options.activation_checkpointing_mode)
     run.parallel.place(run.module, run.device)
     run.parallel.prepare(run.module)
     if run.placement.data_group.devices is not None:

@@ -16,6 +16,7 @@ from models.small import dataset
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 import footplate as fp
@@ -246,9 +247,67 @@ def test_layers_that_keep_no_activations_run_twice_and_change_no_bit(tmp_path, p
         return lambda: train(tmp_path / name, strategy, 16 // processes, dropout=0.3)
 
     (kept, *_) = ranks.run(run("kept"), processes)
-    (recomputed, *_) = ranks.run(run("again", activation_checkpointing_policy={Block}), processes)
-    assert same(kept, recomputed)
-    assert recomputed["calls"]["forward"] == 2 * kept["calls"]["forward"]
+    for mode, times in (("full", 2.0), ("op", 2.0), (2, 1.5)):
+        options = {"activation_checkpointing_policy": {Block}, "activation_checkpointing_mode": mode}
+        (recomputed, *_) = ranks.run(run(f"again-{mode}", **options), processes)
+        assert same(kept, recomputed)
+        assert recomputed["calls"]["forward"] == times * kept["calls"]["forward"]
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that are computed, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Attending(nn.Module):
+    """A layer with each kind of operation: products, attention, a norm, an activation, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8, bias=False)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(self.dropout(F.gelu(attended.transpose(1, 2).flatten(2))))
+
+
+# Without the last product, whose output the backward pass doesn't need.
+PRODUCTS = {"addmm", "_scaled_dot_product_flash_attention_for_cpu"}
+BETWEEN = {"native_layer_norm", "gelu"}
+
+
+def backward_of(mode, blocks=1):
+    """Gradients of some blocks, and the operations of their backward pass."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Attending() for _ in range(blocks)))
+    if mode is not None:
+        checkpoint_activations(list(model), mode)
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    loss = model(x).square().sum()
+    with Operations() as operations:
+        loss.backward()
+    return [x.grad, *(parameter.grad for parameter in model.parameters())], operations.counts
+
+
+@pytest.mark.parametrize(
+    ("mode", "blocks", "products", "between"), [("full", 1, 1, 1), ("op", 1, 0, 1), (2, 5, 2, 2), (3, 5, 1, 1)]
+)
+def test_a_mode_chooses_which_operations_run_again_and_changes_no_bit(mode, blocks, products, between):
+    kept, plain = backward_of(None, blocks)
+    gradients, operations = backward_of(mode, blocks)
+    assert all(torch.equal(one, other) for one, other in zip(kept, gradients, strict=True))
+    again = operations - plain
+    assert {name: again[name] for name in PRODUCTS} == dict.fromkeys(PRODUCTS, products)
+    assert {name: again[name] for name in BETWEEN} == dict.fromkeys(BETWEEN, between)
 
 
 def test_without_gradients_nothing_is_computed_again():
@@ -298,6 +357,9 @@ def test_layers_are_found_innermost_first():
         ({"activation_checkpointing_policy": [3]}, r"activation_checkpointing_policy=\[3\]\): expected a set"),
         ({"sharding_strategy": "HYBRID"}, r"sharding_strategy='HYBRID'\) is unknown\. Did you mean .*HYBRID_SHARD"),
         ({"sharding_strategy": "HYBRID_SHARD", "device_mesh": (2,)}, r"device_mesh=\(2,\)\): expected two counts"),
+        ({"activation_checkpointing_mode": "ops"}, r"mode='ops'\): expected \"full\", \"op\", or a number"),
+        ({"activation_checkpointing_mode": 0}, r"mode=0\): expected"),
+        ({"activation_checkpointing_mode": 2}, r"mode=2\) needs activation_checkpointing_policy"),
         ({"device_mesh": (1, 2)}, r'device_mesh=\(1, 2\)\) needs sharding_strategy="HYBRID_SHARD"'),
         (
             {"mixed_precision": "bf16"},

@@ -16,7 +16,7 @@ import footplate as fp
 from footplate import checkpoint
 from footplate.core.errors import ConfigError
 from footplate.distributed.fsdp import repeated_blocks
-from footplate.distributed.meta_device import initializers_of, innermost_first, materialize, on_meta
+from footplate.distributed.meta_device import initializers_of, innermost_first, materialize, on_meta, pieces_of
 
 CPU = torch.device("cpu")
 
@@ -136,6 +136,28 @@ def test_real_layers_keep_their_numbers():
         meta = nn.Linear(4, 4)
     materialize(innermost_first(nn.Sequential(real, meta)), CPU)
     assert torch.equal(real.weight, before)
+
+
+def pieces(model):
+    return [[name for name, _ in piece] for piece in pieces_of(innermost_first(model), initializers_of(model))]
+
+
+def test_layers_are_filled_one_by_one_but_for_those_that_another_layer_fills():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.TransformerEncoderLayer(8, 2), Scaled(), nn.Linear(2, 2))
+    assert [piece for piece in pieces(model) if piece[0] not in ("", "0") and "dropout" not in piece[0]] == [
+        ["0.self_attn.out_proj", "0.self_attn"], ["0.linear1"], ["0.linear2"], ["0.norm1"], ["0.norm2"],
+        ["1.linear", "1"], ["2"],
+    ]  # fmt: skip
+
+
+def test_layers_that_share_a_parameter_or_are_filled_by_the_model_are_one_piece():
+    with torch.device("meta"):
+        shared = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+        shared[2].weight = shared[0].weight
+        filled = Gpt()
+    assert pieces(shared) == [["0", "1", "2", ""]]
+    assert pieces(filled) == [["linear", "norm", "gain", ""]]
 
 
 class Bare(nn.Module):

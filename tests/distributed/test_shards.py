@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.checkpoint import conversion, inspection
+from footplate.checkpoint import by_parts, conversion, inspection, stored_tensor
 
 from .test_fsdp import Deep, close, train
 
@@ -338,3 +338,45 @@ def test_into_an_object_store_the_model_is_written_whole(tmp_path, monkeypatch):
             for name, value in torch.load(weights, weights_only=True).items():
                 assert torch.equal(state["state_dict"][name], value), name
         assert [path.name for path in checkpoint.find("s3://lake/run")] == ["step=5.ckpt"]
+
+
+@pytest.mark.parametrize("by", ["shards", "one process"])
+def test_a_rank_that_goes_on_reads_its_parts_only(by, whole, tmp_path, monkeypatch):
+    # Tensors of any size are read by parts.
+    monkeypatch.setattr(by_parts, "_LARGE_NBYTES", 0)
+    root, _ = whole
+    if by == "one process":
+        root = tmp_path / "one"
+        train(root, 16, 2)
+    path = saved(root)[0]
+    begin_from(path, tmp_path / "run")
+    read: list[int] = []
+    read_all = stored_tensor._read_all
+
+    def counted(file, elements, shown):
+        read.append(elements.nbytes)
+        return read_all(file, elements, shown)
+
+    monkeypatch.setattr(stored_tensor, "_read_all", counted)
+    run = tmp_path / "run" / CHECKPOINTS / path.name
+    of_ranks = ranks.run(lambda: (train(tmp_path / "run", 4, 2, ckpt_path=run), sum(read)), 4)
+    state = checkpoint.load(path)
+    tensors = [*state["state_dict"].values()]
+    tensors += [value for each in state["optimizer_states"][0]["state"].values() for value in each.values()]
+    nbytes = sum(tensor.nbytes for tensor in tensors if tensor.dim())
+    # A scalar, such as the number of steps, is read by every rank.
+    assert nbytes <= sum(count for _, count in of_ranks) <= nbytes + 4 * 4 * len(tensors)
+
+
+def test_the_ranks_share_out_the_files_whose_checksums_they_compare(whole, tmp_path):
+    path = saved(whole[0])[0]
+    begin_from(path, tmp_path)
+    damaged = tmp_path / CHECKPOINTS / path.name
+    shard = damaged / "shard-00001.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.unlink()
+    shard.write_bytes(content)
+    by_parts.load_by_parts(damaged, rank=0, ranks=2)
+    with pytest.raises(fp.CheckpointError, match=r"the checksum of shard-00001\.safetensors differs"):
+        by_parts.load_by_parts(damaged, rank=1, ranks=2)

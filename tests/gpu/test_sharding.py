@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from distributed.test_fsdp_options import Block
 from models.small import dataset
@@ -83,6 +84,18 @@ def test_a_model_from_the_meta_device_resumes_bit_for_bit(make_trainer, tmp_path
     found = trainer.parallel.whole(trainer.parallel.state_dict(model))
     for key, value in whole.items():
         assert torch.equal(found[key].cpu(), value), key
+
+
+def test_weights_in_files_are_read_into_shards_on_the_gpu(make_trainer, tmp_path):
+    torch.manual_seed(3)
+    model = Blocks()
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "blocks.safetensors")
+    loaded = Blocks("meta")
+    fp.load_pretrained(loaded, tmp_path / "blocks.safetensors")
+    whole, _ = trained(make_trainer, model)
+    found, _ = trained(make_trainer, loaded, strategy=fp.FSDPStrategy({Block}))
+    for key, value in whole.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
 
 
 def test_compiled_layers_of_a_sharded_model(make_trainer):

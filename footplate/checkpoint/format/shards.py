@@ -83,7 +83,7 @@ def put_together(
     missing = {name: tensor.numel() for name, tensor in whole.items()}
     copied: set[tuple[str, tuple[int, ...]]] = set()
     for parts, notes in files:
-        for name, offsets in _offsets(notes, source).items():
+        for name, offsets in offsets_of(notes, source).items():
             if name not in whole or (name, offsets) in copied:
                 continue
             copied.add((name, offsets))
@@ -150,7 +150,12 @@ def _fill(value: Any, whole: dict[str, Tensor]) -> Any:
     return value
 
 
-def _offsets(notes: dict[str, str], source: str) -> dict[str, tuple[int, ...]]:
+def offsets_of(notes: dict[str, str], source: str) -> dict[str, tuple[int, ...]]:
+    """The offsets of the parts in a file of shards, by name, from the file's metadata.
+
+    Raises:
+        CheckpointError: it has none.
+    """
     try:
         entries = json.loads(notes[_SHARDING_INFO])
         return {name: tuple(map(int, entry[_OFFSETS])) for name, entry in entries.items()}

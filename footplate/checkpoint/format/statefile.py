@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import RawIOBase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -35,6 +36,7 @@ from footplate.core.errors import CheckpointError
 _TAG = "$"
 _TREE, _CHECKSUMS = "footplate", "footplate_crc32"
 _PIECE_NBYTES = 16 << 20
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError, RecursionError)
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _DTYPES = {
@@ -136,7 +138,7 @@ class Frozen:
 
     def checksums(self) -> dict[str, int]:
         """The CRC-32 of each tensor's bytes, by its name."""
-        data = _bytes_of(self.data)
+        data = bytes_of(self.data)
         return {name: zlib.crc32(data[start:stop]) for name, start, stop in self.spans}
 
     def write(self, file: RawIOBase) -> Written:
@@ -146,7 +148,7 @@ class Frozen:
         tree = json.dumps(self.tree, separators=(",", ":"))
         metadata = json.dumps({**self.notes, _CHECKSUMS: words, _TREE: tree})
         header = _frame(f'{{"__metadata__":{metadata}{self.index}}}')
-        data = _bytes_of(self.data)
+        data = bytes_of(self.data)
         starts = range(0, len(data), _PIECE_NBYTES)
 
         checksum = 0
@@ -241,7 +243,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: BinaryIO) -> None:
 
     file.write(_frame(json.dumps(header)))
     for _, tensor in ordered:
-        file.write(_bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous()))
+        file.write(bytes_of(tensor.detach().resolve_conj().resolve_neg().contiguous()))
 
 
 def _frame(header: str) -> bytes:
@@ -251,7 +253,9 @@ def _frame(header: str) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple[Any, Written]:
+def read(
+    file: BinaryIO, nbytes: int, source: str, device: Any = "cpu", instead: Mapping[str, Any] = _NOTHING
+) -> tuple[Any, Written]:
     """Read the state in a file; return it with the size and checksum of the bytes.
 
     Args:
@@ -259,11 +263,12 @@ def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple
         nbytes: its size.
         source: its name, for error texts.
         device: the device for the tensors.
+        instead: what stands in the state for some tensors, by their names. No memory is taken for them.
 
     Raises:
         CheckpointError: the file is not a state file, or is damaged.
     """
-    tensors, metadata, written = read_tensors(file, nbytes, source, device)
+    tensors, metadata, written = read_tensors(file, nbytes, source, device, instead)
     try:
         return _decode(json.loads(metadata[_TREE]), tensors), written
     except _DAMAGED as error:
@@ -271,16 +276,20 @@ def read(file: BinaryIO, nbytes: int, source: str, device: Any = "cpu") -> tuple
 
 
 def read_tensors(
-    file: BinaryIO, nbytes: int, source: str, device: Any = "cpu"
+    file: BinaryIO, nbytes: int, source: str, device: Any = "cpu", instead: Mapping[str, Any] = _NOTHING
 ) -> tuple[dict[str, Tensor], dict[str, str], Written]:
     """Read the tensors in a file by name, its header's metadata, and the size and checksum of its bytes; see `read`."""
     try:
         size, header, checksum = _read_header(file, nbytes)
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Any] = {}
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
         for name, entry in sorted(entries, key=lambda item: item[1]["data_offsets"]):
+            if name in instead:
+                size, checksum = _pass_over(file, entry["data_offsets"], size, checksum)
+                tensors[name] = instead[name]
+                continue
             tensor = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
-            raw = _bytes_of(tensor)
+            raw = bytes_of(tensor)
             if file.readinto(raw) != len(raw):  # pyright: ignore[reportAttributeAccessIssue]
                 raise ValueError(f"{name} is truncated")
             size, checksum = size + len(raw), zlib.crc32(raw, checksum)
@@ -290,6 +299,17 @@ def read_tensors(
         return tensors, header["__metadata__"], Written(size, checksum)
     except _DAMAGED as error:
         raise _damaged(source, error) from error
+
+
+def _pass_over(file: BinaryIO, offsets: list[int], size: int, checksum: int) -> tuple[int, int]:
+    """Read a tensor without keeping it; return size and checksum of the bytes up to its end."""
+    left = offsets[1] - offsets[0]
+    while left:
+        piece = file.read(min(left, _PIECE_NBYTES))
+        if not piece:
+            raise ValueError("it is truncated")
+        left, size, checksum = left - len(piece), size + len(piece), zlib.crc32(piece, checksum)
+    return size, checksum
 
 
 def _damaged(source: str, error: Exception) -> CheckpointError:
@@ -319,7 +339,39 @@ def outline(file: BinaryIO, nbytes: int, source: str) -> Outline:
     return Outline(tree, entries, checksums)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def layout(
+    file: BinaryIO, nbytes: int, source: str
+) -> tuple[dict[str, tuple[torch.dtype, tuple[int, ...], int]], dict[str, str]]:
+    """Read the header of any safetensors file, and no tensor. The arguments are those of `read`.
+
+    Returns:
+        Type, shape and index of the first byte of each tensor by name; and the file's metadata.
+
+    Raises:
+        CheckpointError: the file is no safetensors file, is damaged, or holds a tensor of an unknown type.
+    """
+    try:
+        first, header, _ = _read_header(file, nbytes)
+        metadata = header.pop("__metadata__", {})
+        ends = [first + entry["data_offsets"][1] for entry in header.values()]
+        if max(ends, default=first) != nbytes:
+            raise ValueError(f"it has {nbytes} bytes instead of {max(ends, default=first)}")
+        unknown = {name: entry["dtype"] for name, entry in header.items() if entry["dtype"] not in _DTYPES}
+        entries = {
+            name: (_DTYPES[entry["dtype"]], tuple(entry["shape"]), first + entry["data_offsets"][0])
+            for name, entry in header.items()
+            if name not in unknown
+        }
+    except _DAMAGED as error:
+        raise CheckpointError(
+            f"{source} can't be read: it is no safetensors file, or it is damaged ({error})."
+        ) from error
+    for name, dtype in unknown.items():
+        raise CheckpointError(f"{source}: {name} has the type {dtype}, which Footplate can't read.")
+    return entries, metadata
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous host tensor."""
     if not tensor.numel():
         return memoryview(bytearray())
@@ -465,6 +517,16 @@ def _references(value: Any) -> Iterator[dict[str, Any]]:
             yield from _references(item)
 
 
+def tensor_references(tree: Any) -> Iterator[tuple[str, str | Sharded]]:
+    """Yield the names in a part of an outline's tree, and for each the tensor's name in the file, or its parts."""
+    for name, value in tree.items():
+        kind = value.get(_TAG) if isinstance(value, dict) else None
+        if kind == "tensor":
+            yield name, value["of"]
+        elif kind == "sharded":
+            yield name, _decode(value, {})
+
+
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
@@ -476,7 +538,9 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     kind, of = value[_TAG], value["of"]
     if kind == "tensor":
         tensor = tensors[of]
-        return tensor.contiguous(memory_format=_FORMATS[value["format"]][1]) if "format" in value else tensor
+        if "format" not in value or not isinstance(tensor, Tensor):
+            return tensor
+        return tensor.contiguous(memory_format=_FORMATS[value["format"]][1])
     if kind == "sharded":
         return Sharded(of, _DTYPES[value["dtype"]], tuple(value["shape"]))
 

@@ -258,6 +258,14 @@ class _RangeReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size()}[whence]
+        self._position = begin + offset
+        return self._position
+
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         nbytes = min(len(view), _REQUEST_NBYTES, self._source.size() - self._position)

@@ -24,6 +24,7 @@ from ports import free_port
 
 import footplate as fp
 from footplate import checkpoint
+from footplate.checkpoint.by_parts import load_by_parts
 from footplate.checkpoint.conversion import convert
 from footplate.checkpoint.inspection import inspect
 from footplate.checkpoint.storage import RemotePath, objects, store_of, to_place
@@ -379,3 +380,16 @@ def test_a_uri_is_known_even_after_it_has_been_a_path(uri):
         assert isinstance(place, RemotePath)
         assert (place.name, str(place / "y")) == ("x", f"{place.uri}/y")
         assert "://b/" in str(place)
+
+
+def test_parts_of_tensors_are_read_from_a_bucket(remote):
+    torch.manual_seed(0)
+    weights = torch.nn.Linear(512, 1024).state_dict()
+    path = write(f"{remote}/run.ckpt", state_dict=weights)
+    part = torch.empty(3, 100)
+    load_by_parts(path)["state_dict"]["weight"].read_into(part, (700, 412))
+    assert torch.equal(part, weights["weight"][700:703, 412:])
+
+    linear = torch.nn.Linear(512, 1024)
+    fp.load_pretrained(linear, path)
+    assert all(torch.equal(value, weights[name]) for name, value in linear.state_dict().items())
