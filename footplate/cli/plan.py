@@ -53,6 +53,7 @@ def parser(name: str) -> Parser:
         "--strategy",
         help="how GPUs share the training: auto (the fastest that fits), ddp, fsdp or model_parallel",
     )
+    parser.add_argument("--compile", action="store_true", help="plan compiled steps on GPUs, with fused operations")
     parser.add_argument("--dataset-rows", type=int, help="the number of samples in an epoch, for hours and price")
     parser.add_argument("--epochs", type=int, help="the number of epochs, for hours and price")
     parser.add_argument(
@@ -91,6 +92,8 @@ def run(name: str, argv: Sequence[str]) -> int:
     subject = _subject(args)
     if args.strategy is not None:
         subject = replace(subject, strategy=args.strategy)
+    if args.compile:
+        subject = replace(subject, compile=True)
     names = [name.strip() for name in args.on.split(",") if name.strip()]
     if args.measure and "cpu" not in map(str.lower, names):
         raise ConfigError(f"--measure runs steps on this machine. Add cpu: --on {','.join([*names, 'cpu'])}.")

@@ -68,6 +68,8 @@ def configured(
         gradient_clip_val=trainer.gradient_clip_val,
         assumed=tuple(assumed),
         strategy=_strategy_of(trainer.strategy),
+        # A CUDA graph replays the kernels of an eager step.
+        compile=bool(trainer.compile) and trainer.compile != "cudagraphs",
     )
 
 

@@ -121,7 +121,7 @@ class _Search:
             self.rejected[str(layout)] = str(error).rstrip(".")
             return None
 
-        choice = _choice(self.subject, self.target, layout, size, step, self.steps.blocks_class)
+        choice = choice_of(self.subject, self.target, layout, size, step, self.steps.blocks_class)
         if not choice.fits:
             self._full.add(str(layout))
             self.rejected[str(layout)] = (
@@ -145,7 +145,19 @@ def _is_faster(choice: Choice, best: Choice) -> bool:
     return (choice.samples_per_second or 0.0) > WORTHWHILE * (best.samples_per_second or 0.0)
 
 
-def _choice(subject: Subject, target: Target, layout: Layout, size: int, step: RankStep, blocks: str | None) -> Choice:
+def choice_of(
+    subject: Subject, target: Target, layout: Layout, size: int, step: RankStep, blocks: str | None
+) -> Choice:
+    """Return the choice of one layout.
+
+    Args:
+        subject: the training.
+        target: the hardware.
+        layout: how its devices share the training.
+        size: the rows of one group.
+        step: the needs of one rank.
+        blocks: the class of the repeated blocks.
+    """
     exchanged = _collectives(layout, step)
     tensor_wire = step.forward_wire + step.backward_wire
     wire = sum(wire_bytes([collective], devices) for collective, devices in exchanged) + tensor_wire
@@ -154,7 +166,8 @@ def _choice(subject: Subject, target: Target, layout: Layout, size: int, step: R
     kernels_s = None
     if rate and target.bytes_per_s:
         waiting = step.forward_wire / target.wire_bytes_per_s if target.wire_bytes_per_s else 0.0
-        kernels_s = step.kernels_s(rate, target.bytes_per_s) + waiting
+        fused = subject.compile or target.kind == "tpu"
+        kernels_s = step.kernels_s(rate, target.bytes_per_s, fused) + waiting
 
     collectives = [collective for collective, _ in exchanged]
     if tensor_wire:

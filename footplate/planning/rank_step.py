@@ -30,6 +30,8 @@ from footplate.step.xla.capture.needs import Kernel, Needs, kernels_of, needs
 # A tensor of this size is in no GPU's second-level cache: the largest is 126 MB, of a B200.
 LARGER_THAN_CACHE = 2**27
 
+Kernels = tuple[tuple[Kernel, int], ...]
+
 
 @dataclass(frozen=True)
 class RankStep:
@@ -48,7 +50,8 @@ class RankStep:
         units: the number of blocks, and the root.
         forward_wire: bytes that a rank sends for tensor parallelism while the next operation waits.
         backward_wire: bytes that it sends for tensor parallelism in the backward pass.
-        kernels: pairs of a kernel and the number of times that it runs.
+        kernels: pairs of a kernel of an eager step and the number of times that it runs.
+        fused_kernels: the same for a compiled step, whose elementwise operations are fused.
     """
 
     flops: float
@@ -63,13 +66,13 @@ class RankStep:
     units: int
     forward_wire: float
     backward_wire: float
-    kernels: tuple[tuple[Kernel, int], ...]
+    kernels: Kernels
+    fused_kernels: Kernels
 
-    def kernels_s(self, flops_per_s: float, bytes_per_s: float) -> float:
+    def kernels_s(self, flops_per_s: float, bytes_per_s: float, fused: bool) -> float:
         """Return the least time of all kernels, one after the other, in seconds."""
-        return sum(
-            times * max(kernel.flops / flops_per_s, kernel.nbytes / bytes_per_s) for kernel, times in self.kernels
-        )
+        kernels = self.fused_kernels if fused else self.kernels
+        return sum(times * max(kernel.flops / flops_per_s, kernel.nbytes / bytes_per_s) for kernel, times in kernels)
 
 
 @dataclass(frozen=True)
@@ -149,14 +152,20 @@ def _step(samples: Sequence[_Sample], count: int | None, layout: Layout) -> Rank
     values = {
         name: value + added * (_values(more)[name] - value)
         for name, value in _values(fewer).items()
-        if name not in ("kernels", "widening")
+        if name not in ("kernels", "fused_kernels", "widening")
     }
-    # Seven blocks' kernels, those of three counted less often, have the same sum as those of all blocks.
-    kernels = tuple((kernel, added) for kernel, _ in more.kernels)
-    kernels += tuple((kernel, 1 - added) for kernel, _ in fewer.kernels)
+    kernels = _extended_kernels(fewer.kernels, more.kernels, added)
+    fused_kernels = _extended_kernels(fewer.fused_kernels, more.fused_kernels, added)
     units = len(samples[0].blocks) - FEWER + count + 1
     peak = _extended(peaks[0], peaks[1], added)
-    return RankStep(peak_bytes=peak, units=units, widening=fewer.widening, kernels=kernels, **values)
+    return RankStep(
+        peak_bytes=peak, units=units, widening=fewer.widening, kernels=kernels, fused_kernels=fused_kernels, **values
+    )
+
+
+def _extended_kernels(fewer: Kernels, more: Kernels, added: int) -> Kernels:
+    """Extend the kernels by `added` blocks: those of `more` as often, and those of `fewer` less often by as much."""
+    return (*((kernel, added) for kernel, _ in more), *((kernel, 1 - added) for kernel, _ in fewer))
 
 
 @dataclass(frozen=True)
@@ -173,7 +182,8 @@ class _One:
     widening: float
     forward_wire: float
     backward_wire: float
-    kernels: tuple[tuple[Kernel, int], ...]
+    kernels: Kernels
+    fused_kernels: Kernels
 
 
 def _values(one: _One) -> dict[str, Any]:
@@ -195,7 +205,7 @@ def _one(sample: _Sample, layout: Layout) -> _One:
     # The optimizer reads and writes its part of the state once.
     step = [node for node in nodes if "optimizer" not in node.meta and node.op == "call_function"]
     optimizer = Kernel(0.0, int(2 * state))
-    kernels = [*kernels_of(step, LARGER_THAN_CACHE), optimizer]
+    kernels, fused = ([*kernels_of(step, LARGER_THAN_CACHE, compiled), optimizer] for compiled in (False, True))
     return _One(
         flops=counted.flops,
         convolution_flops=counted.convolution_flops,
@@ -208,6 +218,7 @@ def _one(sample: _Sample, layout: Layout) -> _One:
         forward_wire=sum(sample.exchanges.forward),
         backward_wire=sum(sample.exchanges.backward),
         kernels=tuple((kernel, 1) for kernel in kernels),
+        fused_kernels=tuple((kernel, 1) for kernel in fused),
     )
 
 

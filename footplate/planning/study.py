@@ -19,9 +19,9 @@ from footplate.planning.counted_choice import counted_choice
 from footplate.planning.hlo import wire_bytes
 from footplate.planning.layouts import Strategy, check_strategy
 from footplate.planning.program_client import Program, compiled_program
+from footplate.planning.rank_step import RankSteps
 from footplate.planning.report import Plan
 from footplate.planning.serialized_step import serialize
-from footplate.planning.rank_step import RankSteps
 from footplate.planning.subject import (
     Subject,
     batch_size_of,
@@ -50,6 +50,7 @@ def plan(
     search: bool = False,
     measure: bool = False,
     strategy: Strategy = "auto",
+    compile: bool = False,
 ) -> Plan:
     """Predict the needs, the speed and the price of a training on hardware that isn't here.
 
@@ -70,6 +71,7 @@ def plan(
         measure: run some steps on this CPU and compare; `on` must name "cpu".
         strategy: how devices share the training: "ddp", "fsdp", "model_parallel", an `FSDPStrategy` or a
             `ModelParallelStrategy`. "auto" tries them on GPUs, and takes the fastest of those that fit.
+        compile: the steps on GPUs are compiled, which fuses elementwise operations. Otherwise each of these is a kernel.
 
     Raises:
         ConfigError: a name is unknown, the batch can't be divided evenly, or a number is out of range.
@@ -90,6 +92,7 @@ def plan(
         epochs=epochs,
         gradient_clip_val=gradient_clip_val,
         strategy=strategy,
+        compile=compile,
     )
     return plan_for(subject, on, search, measure)
 

@@ -42,6 +42,7 @@ class Subject:
         gradient_clip_val: as for the `Trainer`.
         assumed: sentences that state the assumptions.
         strategy: how devices share the training: one of `layouts.STRATEGIES`, or a strategy with its options.
+        compile: True if GPUs run a compiled step, whose elementwise operations are fused.
         free_batch: True if the plan chooses the batch size of each target, and `batch_size` is only an example.
     """
 
@@ -55,6 +56,7 @@ class Subject:
     gradient_clip_val: float | None = None
     assumed: tuple[str, ...] = ()
     strategy: Strategy = "auto"
+    compile: bool = False
     free_batch: bool = False
 
     @property

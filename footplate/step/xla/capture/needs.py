@@ -8,8 +8,8 @@ out of memory uses them to tell which batch fits.
     traffic   the bytes that a step must move at least, if each chain of elementwise operations were free. Each product,
               reduction and gather reads its operands and writes its results. The step reads and writes its state.
     memory    the most bytes that are alive at once in an eager step, by the rules of `lifetimes.py`.
-    kernels   the operations that aren't elementwise, each with its arithmetic and its bytes. On one device they run one
-              after the other.
+    kernels   the operations of an eager step, or those that remain if chains of elementwise ones are fused, each with its
+              arithmetic and its bytes. On one device they run one after the other.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parameters_of(captured: Captured) -> dict[Node, str]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An operation that isn't elementwise.
+    """One kernel of a device.
 
     Attributes:
         flops: its floating-point operations.
@@ -87,21 +87,41 @@ class Kernel:
     nbytes: int
 
 
-def kernels_of(nodes: Iterable[Node], least: int = 0) -> list[Kernel]:
+def kernels_of(nodes: Iterable[Node], least: int = 0, fused: bool = True) -> list[Kernel]:
     """List the kernels among nodes, without those of no arithmetic and no bytes.
 
     Args:
-        nodes: nodes of a captured graph.
+        nodes: nodes of a captured graph, in order.
         least: count only tensors of at least this many bytes. Smaller ones may stay in a cache.
+        fused: leave out elementwise operations, as if compilers fused all of them with others. Otherwise each operation of
+            the eager step is a kernel.
     """
     kernels = []
-    for node in nodes:
-        if node.op == "call_function" and not (is_elementwise(node) or is_view(node)):
-            sizes = [nbytes_of(used.meta.get("val")) for used in (*node.all_input_nodes, node)]
-            kernel = Kernel(flops_of(node), sum(size for size in sizes if size >= least))
-            if kernel.flops or kernel.nbytes:
-                kernels.append(kernel)
+    for group in _kernel_groups(nodes, fused):
+        inside = set(group)
+        read = dict.fromkeys(used for node in group for used in node.all_input_nodes if used not in inside)
+        written = (
+            [node for node in group if any(user not in inside for user in node.users)] if len(group) > 1 else group
+        )
+        sizes = [nbytes_of(node.meta.get("val")) for node in (*read, *written)]
+        kernel = Kernel(sum(map(flops_of, group)), sum(size for size in sizes if size >= least))
+        if kernel.flops or kernel.nbytes:
+            kernels.append(kernel)
     return kernels
+
+
+def _kernel_groups(nodes: Iterable[Node], fused: bool) -> list[list[Node]]:
+    """Put the nodes of each kernel together."""
+    groups: list[list[Node]] = []
+    for node in nodes:
+        if node.op != "call_function" or is_view(node) or (fused and is_elementwise(node)):
+            continue
+        number = node.meta.get("eager_operation")
+        if not fused and groups and number is not None and number == groups[-1][-1].meta.get("eager_operation"):
+            groups[-1].append(node)
+        else:
+            groups.append([node])
+    return groups
 
 
 def _traffic(nodes: list[Node]) -> int:
