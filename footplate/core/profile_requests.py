@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -131,6 +131,15 @@ class ProfileRequest:
         """What has become of the request, on all ranks of this machine."""
         return status_of(self)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ProfileRequest:
+        """Read what `to_dict` has made."""
+        return cls(**{**values, "ranks": [Answering(**rank) for rank in values["ranks"]]})
+
 
 def check_steps(steps: int, name: str = "--steps") -> None:
     """Raise ConfigError if a number of steps can't be profiled."""
@@ -178,7 +187,7 @@ def status_of(request: ProfileRequest) -> ProfileStatus:
     status = _status(asked, request.identity)
     if status.state == "failed":
         # The training may have ended right after it had written the files.
-        return _written(request) or status
+        return written(request) or status
     if status.state != "done":
         return status
     return unfinished(others) or status
@@ -205,8 +214,8 @@ def _status(process: Answering, identity: str | None) -> ProfileStatus:
     return ProfileStatus(reply["state"], reply.get("directory"), reply.get("summary"), reply.get("error"))
 
 
-def _written(request: ProfileRequest) -> ProfileStatus | None:
-    """The profile that a training wrote before it ended; None if there is none."""
+def written(request: ProfileRequest) -> ProfileStatus | None:
+    """The profile that a training wrote before it ended; None if this machine has none."""
     rank = request.ranks[0].rank or 0
     with contextlib.suppress(OSError):
         for summary in Path(request.run_dir).glob(f"profile-*/summary-rank{rank}.txt"):

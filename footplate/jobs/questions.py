@@ -9,7 +9,8 @@ The answers come from the machines of the processes. `ProcessesHere` asks those 
     local     JobProcesses ─► ProcessesHere, in the process that asks
     ray       the process that asks ─ Jobs API ─► question.py, on the cluster: JobProcesses
                                                   ─► replica_actor.py, on each node: ProcessesHere
-    slurm, vertex    can't be asked
+    slurm     JobProcesses, in the process that asks ─ shared disk ─► replica.py, on each node: ProcessesHere
+    vertex    can't be asked
 
 An answer has names of functions, files and threads, and lines of the program. Values and variables are in none.
 """

@@ -39,13 +39,10 @@ from footplate.training.config import TrainerConfig
 from footplate.training.status import running
 
 if TYPE_CHECKING:
+    from footplate.checkpoint.run_state import Progress
+    from footplate.training.run import Run, Stage
     from footplate.training.trainer import Trainer
 
-KEPT = (
-    "stage", "should_stop", "progress", "training_batches", "num_val_batches", "num_test_batches",
-    "num_predict_batches", "val_check_batches",
-)  # fmt: skip
-REPORTED = ("callback", "logged", "progress", "not_finite")
 CPU = torch.device("cpu")
 
 
@@ -77,13 +74,48 @@ class Call:
 
 
 @dataclass(frozen=True)
+class RunResults:
+    """What a trainer tells of a run after the call. For the attributes, see `Run`, and `Reports` for the last four."""
+
+    stage: Stage | None
+    should_stop: bool
+    progress: Progress
+    training_batches: float
+    num_val_batches: list[float]
+    num_test_batches: list[float]
+    num_predict_batches: list[float]
+    val_check_batches: float
+    callback_metrics: dict[str, float]
+    logged_metrics: dict[str, float]
+    progress_metrics: dict[str, float]
+    not_finite: tuple[str, int] | None
+
+    @classmethod
+    def of(cls, run: Run) -> RunResults:
+        """Take them from a run."""
+        return cls(
+            run.stage, run.should_stop, run.progress, run.training_batches, run.num_val_batches, run.num_test_batches,
+            run.num_predict_batches, run.val_check_batches, run.reports.callback, run.reports.logged,
+            run.reports.progress, run.reports.not_finite,
+        )  # fmt: skip
+
+    def give_to(self, run: Run) -> None:
+        """Set them in the run of the calling process."""
+        run.stage, run.should_stop, run.progress = self.stage, self.should_stop, self.progress
+        run.training_batches, run.val_check_batches = self.training_batches, self.val_check_batches
+        run.num_val_batches, run.num_test_batches = self.num_val_batches, self.num_test_batches
+        run.num_predict_batches = self.num_predict_batches
+        run.reports.callback, run.reports.logged = self.callback_metrics, self.logged_metrics
+        run.reports.progress, run.reports.not_finite = self.progress_metrics, self.not_finite
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The results of rank 0. `weights` is None if the call doesn't change them."""
 
     returned: Any
     weights: dict[str, Any] | None
-    kept: dict[str, Any]
-    reports: dict[str, Any]
+    run: RunResults
     callbacks: list[dict[str, Any]]
     loggers: list[dict[str, Any]]
 
@@ -163,8 +195,7 @@ def _make(call: Call) -> Outcome | None:
     return Outcome(
         returned,
         weights,
-        {name: getattr(trainer.run, name) for name in KEPT},
-        {name: getattr(trainer.run.reports, name) for name in REPORTED},
+        RunResults.of(trainer.run),
         [_portable(callback) for callback in trainer.own_callbacks],
         [_portable(logger) for logger in trainer.loggers],
     )
@@ -183,10 +214,7 @@ def _in_order(of_ranks: list[Any], loaders: int) -> list[Any]:
 def _take_home(trainer: Trainer, module: Any, datamodule: Any, outcome: Outcome) -> None:
     run = trainer.run
     run.module, run.datamodule = module, datamodule
-    for name, value in outcome.kept.items():
-        setattr(run, name, value)
-    for name, value in outcome.reports.items():
-        setattr(run.reports, name, value)
+    outcome.run.give_to(run)
     for parts, fields in ((trainer.own_callbacks, outcome.callbacks), (trainer.loggers, outcome.loggers)):
         for part, values in zip(parts, fields, strict=True):
             vars(part).update(values)

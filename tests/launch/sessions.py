@@ -24,6 +24,7 @@ def spark_session() -> Any:
             "spark.worker.resource.gpu.amount": "1",
             "spark.worker.resource.gpu.discoveryScript": str(gpus),
             "spark.executor.resource.gpu.amount": "1",
+            "spark.decommission.enabled": "true",
         }
         _sessions.append(_shared.enter_context(two_executors(settings)))
     return _sessions[0]

@@ -28,6 +28,8 @@ from footplate.launch.backends import Cluster, connected_cluster
 from footplate.launch.cluster import spark
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.spark import SparkPlacement
+from footplate.launch.cluster.spark_session import slots
+from footplate.launch.policy import Restarts
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -310,6 +312,36 @@ def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_los
     assert "max_host_restarts" not in said.text
     assert "attempt 1 starts now (restart 1 of 10)" in said.text
     assert_no_trace(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_an_executor_that_spark_decommissions_is_left_without_a_restart_or_a_lost_step(session, tmp_path, said):
+    context = session.sparkContext
+    spark, classes = context._jsc.sc(), context._jvm
+
+    def executor_with_the_rank():
+        (stage,) = context.statusTracker().getActiveStageIds()
+        return spark.statusStore().taskList(stage, 0, 1).apply(0).executorId()
+
+    def decommission_its_executor():
+        until(lambda: len(steps(tmp_path / "cut", 0)) > 8, 120)
+        notice = classes.org.apache.spark.scheduler.ExecutorDecommissionInfo("preempted", classes.scala.Option.empty())
+        left.append(executor_with_the_rank())
+        assert spark.schedulerBackend().decommissionExecutor(left[0], notice, False, False)
+
+    left: list[str] = []
+    assert launch(train, tmp_path / "whole", 0.0, world_size=1, preload=TRAINING) == 2 * STEPS
+    decommission = threading.Thread(target=decommission_its_executor)
+    decommission.start()
+    never = Restarts(max_restarts=0, max_host_restarts=0)
+    arguments = {"world_size": 1, "backend": Cluster(SparkPlacement()), "restarts": never, "preload": TRAINING}
+    assert launch(train, tmp_path / "cut", 0.1, **arguments) == 2 * STEPS
+    decommission.join()
+    assert f"Spark decommissions executor {left[0]}, which has some of the ranks" in said.text
+    assert_no_trace(tmp_path / "whole", tmp_path / "cut", ranks=1)
+    # The rank has saved, so no step was made twice.
+    assert len(steps(tmp_path / "cut", 0)) == 2 * STEPS
+    # The other tests need both executors.
+    until(lambda: slots(context, None) == 2, 120)
 
 
 def test_a_launch_goes_on_without_a_lost_executor_and_with_one_that_comes(session, tmp_path):

@@ -17,7 +17,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Self
 
-import torch._dynamo  # noqa: F401  once for all ranks: each would import it for its optimizer, in two seconds
+# Once for all ranks: each would import them, for its optimizer and for its sharded weights, in two seconds.
+import torch._dynamo
+import torch.distributed.checkpoint.state_dict  # noqa: F401
 from ports import free_port
 
 FORK = multiprocessing.get_context("fork")

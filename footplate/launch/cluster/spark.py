@@ -14,6 +14,8 @@ says why. In barrier mode Spark never runs the last stage of a job again, whatev
 some of its tasks may have had effects. So one job is one group of agents, and the next attempt is a new job. It waits until
 there are as many slots as it needs: a lost executor is mostly replaced within seconds.
 
+When Spark decommissions an executor (`spark_decommissioning.py`), the ranks save and end, and go on elsewhere.
+
 Why not Spark's own ways: Spark retries a job that doesn't fit for ten minutes before it refuses it, so this file counts
 slots first. `TorchDistributor` never restarts, starts a new interpreter for each rank, and in its local mode returns the
 value of whichever rank was last.
@@ -35,6 +37,7 @@ from footplate.core.errors import LaunchError
 from footplate.launch.cluster import spark_session
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.placement import CountedSlots, Lost
+from footplate.launch.cluster.spark_decommissioning import DecommissionWatch
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -98,6 +101,9 @@ class SparkPlacement(CountedSlots):
     def room(self) -> int:
         return spark_session.slots(self._context, self._profile)
 
+    def leaving(self) -> bool:
+        return self._stage is not None and self._stage.leaving()
+
     def start(self, slots: Sequence[int], call: AgentCall) -> None:
         self.close()
         spark_session.check_alive(self._context)
@@ -129,6 +135,7 @@ class _Stage:
         self._ending = threading.Event()
         self._cancelled = False
         self._failure: StageFailure | None = None
+        self._watch = DecommissionWatch(context, self._group, count)
         # The time to log that no task has begun.
         self._warn_at = time.monotonic() + QUEUED_S
         self._thread = InheritableThread(target=self._run, name=self._group, daemon=True)
@@ -146,6 +153,10 @@ class _Stage:
                 f"installed there, and reach this driver at {self._host}, which is spark.driver.host.)"
             )
         return [Lost(index, failure.text) for index in range(self._count)]
+
+    def leaving(self) -> bool:
+        """True once Spark decommissions an executor of the job."""
+        return self._watch.look()
 
     def end(self) -> None:
         """End the job; no task is left when this returns."""

@@ -132,7 +132,7 @@ def test_the_first_of_two_slurm_jobs_claims_an_attempt_for_good(tmp_path: Path):
 
 
 def test_an_event_is_read_once_and_not_before_its_line_is_complete(tmp_path: Path):
-    reader = attempt_files.EventReader(tmp_path)
+    reader = attempt_files.LineReader(tmp_path / attempt_files.EVENTS)
     assert reader.read() == []
     attempt_files.add_event(tmp_path, "start", job=7)
     with (tmp_path / attempt_files.EVENTS).open("a") as file:

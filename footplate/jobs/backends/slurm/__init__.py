@@ -11,6 +11,7 @@ client.py         Slurm's commands; watcher.py: a thread that uses them; attempt
 attempt_files.py  the files on the shared disk
 entrypoint.py     one attempt, on the cluster: judged and ended together
 replica.py        one replica, on its node: installation, processes, output
+asking.py         questions to the processes of a running job, and their answers
 
 Footplate's home (`FOOTPLATE_HOME`) must be on a disk that all nodes share, as home directories usually are.
 
@@ -29,7 +30,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from footplate.core.errors import ConfigError, Unavailable
 from footplate.jobs import process_env
@@ -41,6 +42,7 @@ from footplate.jobs.scheduling import Resources
 if TYPE_CHECKING:
     from footplate.jobs.backends.slurm.attempt import SlurmAttempt
     from footplate.jobs.package import Snapshot
+    from footplate.jobs.questions import JobProcesses
     from footplate.jobs.spec.resolving import ResolvedJob
 
 # sbatch's own variables for its options. They count at the submission, as they do for sbatch.
@@ -147,16 +149,12 @@ class Slurm:
         """Submit the attempt as soon as Slurm answers."""
         return _attempt(task, task.attempt)
 
-    def reach(self, job: Job, processes: Sequence[Process], what: str) -> NoReturn:
-        """Raise: the processes run on the cluster's nodes.
+    def reach(self, job: Job, processes: Sequence[Process], what: str) -> JobProcesses:
+        """Return the processes on the cluster's nodes, which are asked over the shared disk."""
+        from footplate.jobs.backends.slurm.asking import job_processes
+        from footplate.jobs.home import Home
 
-        Raises:
-            Unavailable: always.
-        """
-        raise Unavailable(
-            f"the processes of {job.name} run on Slurm's nodes, and can't be asked from here. Ask on the node of the "
-            f"process, with its id: srun --jobid JOB --overlap footplate {what} PID"
-        )
+        return job_processes(job.name, processes, Home.existing_or_not().attempt(job.name, job.attempt))
 
 
 def _attempt(task: Task, first: int) -> SlurmAttempt:

@@ -87,7 +87,7 @@ class SlurmAttempt:
         self._unknown_since: float | None = None
         self._final_since: float | None = None
         watcher.start(first)
-        self._events = attempt_files.EventReader(folder)
+        self._events = attempt_files.LineReader(folder / attempt_files.EVENTS)
         self._read()
 
     @property

@@ -6,19 +6,22 @@
     claim          the id of the Slurm job that runs the attempt: the first one that wrote it
     events.jsonl   the events of the attempt, one a line, written by the entry point:
                    start, began, ended, told (to end), over
+    questions.jsonl, answer-ID.json
+                   questions to the replicas, and their answers (`asking.py`)
     slurm.log      the output of the entry point and of srun
 
 A Slurm job that is requeued runs several attempts. `task.json`, `job.sh` and `slurm.log` are in the folder of its first
 one.
 
 A file system such as NFS shows another machine's changes of an existing file when the file is opened again. It may show a
-new file late. So the supervisor creates `events.jsonl` before it submits the job, and each event opens and closes it.
+new file late. So a file exists before another machine adds to it, and each line opens and closes it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +32,7 @@ TASK = "task.json"
 SCRIPT = "job.sh"
 CLAIM = "claim"
 EVENTS = "events.jsonl"
+QUESTIONS = "questions.jsonl"
 OUTPUT = "slurm.log"
 
 
@@ -64,9 +68,10 @@ class Record:
             return None
 
     def write(self, folder: Path) -> None:
-        """Write the record, and create the folder and the file of events if they are missing."""
+        """Write the record, and create the folder and the files with lines if they are missing."""
         folder.mkdir(mode=0o700, exist_ok=True)
         (folder / EVENTS).touch()
+        (folder / QUESTIONS).touch()
         write(folder / RECORD, json.dumps(asdict(self)))
 
 
@@ -93,25 +98,49 @@ def claimed(folder: Path) -> int | None:
         return None
 
 
+def answer(folder: Path, identity: str) -> Path:
+    """The file of an answer."""
+    return folder / f"answer-{identity}.json"
+
+
+def fill(file: Path, value: Any) -> None:
+    """Write a value and the end of a line into a file, unless nobody waits for it any more."""
+    with suppress(FileNotFoundError), os.fdopen(os.open(file, os.O_WRONLY), "w") as opened:
+        opened.write(json.dumps(value) + "\n")
+
+
 def add_event(folder: Path, event: str, **values: Any) -> None:
     """Write an event."""
-    with (folder / EVENTS).open("ab") as file:
-        file.write(json.dumps({"event": event, **values}).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    add_line(folder / EVENTS, {"event": event, **values})
 
 
-class EventReader:
-    """Reads the events of an attempt while they are written."""
+def add_line(file: Path, values: Mapping[str, Any]) -> None:
+    """Add a line. It is on disk when this returns."""
+    with file.open("ab") as opened:
+        opened.write(json.dumps(values).encode() + b"\n")
+        opened.flush()
+        os.fsync(opened.fileno())
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / EVENTS
+
+def is_over(folder: Path, role: str, index: int) -> bool:
+    """Return True if a replica has ended, or its attempt has."""
+    return any(
+        event["event"] == "over" or (event["event"] == "ended" and (event["role"], event["index"]) == (role, index))
+        for event in LineReader(folder / EVENTS).read()
+    )
+
+
+class LineReader:
+    """Reads the lines of a file while they are written."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
         self._at = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """The events since the last call. A line without its end is read later."""
+        """The lines since the last call. A line without its end is read later."""
         try:
-            with self._path.open("rb") as file:
+            with self._file.open("rb") as file:
                 file.seek(self._at)
                 whole = file.read().rpartition(b"\n")[0]
         except FileNotFoundError:

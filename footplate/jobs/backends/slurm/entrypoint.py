@@ -6,6 +6,8 @@
                 (`supervision/exit_status.py`), and ends them together
     over        it writes the verdict into `events.jsonl`, where the supervisor reads it
 
+Meanwhile it passes on the questions that others write into `questions.jsonl` (`asking.py`).
+
 It talks to the replicas over srun: their standard output arrives here, and a line that is written here arrives at all of
 them. So it needs no ports of its own, and no supervisor.
 
@@ -58,6 +60,8 @@ MAX_STARTS = 10
 # The time that Slurm needs to end this process after it was asked to requeue the job.
 REQUEUE_S = 60.0
 _TICK_S = 0.25
+# Between two looks for questions.
+_QUESTIONS_S = 1.0
 
 # A request to end the attempt: by SIGTERM, or since the time limit is near.
 StopRequest = Literal["", "term", "time"]
@@ -103,6 +107,8 @@ class EntryPoint:
         # Replicas that Slurm has asked to end, with the messages of their ends and the times at which those are judged.
         self._unjudged: list[tuple[float, Replica, Mapping[str, Any]]] = []
         self._stopping = False
+        self._questions = attempt_files.LineReader(folder / attempt_files.QUESTIONS)
+        self._looked_at = now
         self.stop_requested: StopRequest = ""
 
     def run(self) -> bool:
@@ -114,6 +120,7 @@ class EntryPoint:
         while not self._all_over() and not (self._stopping and not self._running):
             self._take_messages()
             self._keep_time()
+            self._pass_on_questions()
         self._end_step()
         return self._verdict.succeeded
 
@@ -269,6 +276,13 @@ class EntryPoint:
                 if not replica.over and now - replica.last_heard > LOST_S:
                     self._end(replica, None, "was lost with its node", replica.last_heard)
 
+    def _pass_on_questions(self) -> None:
+        if time.monotonic() - self._looked_at < _QUESTIONS_S:
+            return
+        self._looked_at = time.monotonic()
+        for question in self._questions.read():
+            self._send(do="ask", **question)
+
     def _end_step(self) -> None:
         """End srun, and with it the replicas that are left."""
         assert self._step.stdin is not None
@@ -329,7 +343,8 @@ def _requeue(job: int) -> str:
 
 def _has_verdict(folder: Path) -> bool:
     """Return True if an attempt has ended for good, so that no other start may follow."""
-    return any(event["event"] == "over" and not event["told"] for event in attempt_files.EventReader(folder).read())
+    events = attempt_files.LineReader(folder / attempt_files.EVENTS).read()
+    return any(event["event"] == "over" and not event["told"] for event in events)
 
 
 def main(first_folder: Path, environ: Mapping[str, str] = os.environ) -> int:

@@ -4,6 +4,7 @@
                  ◄── run ───                        the variables of each process
                  ── began ──►                       the package is installed, and the processes run
                  ◄── signal ─                       SIGTERM or SIGKILL for some roles
+                 ◄── ask ────                       a question to the processes of one replica (`asking.py`)
                  ── ended ──►                       the exit code, the last line of output, and whether Slurm asked for it
                  ── alive ──►                       every `ALIVE_S`
 
@@ -36,6 +37,7 @@ from footplate.core.errors import FootplateError
 from footplate.distributed import network_interface
 from footplate.jobs import process_env
 from footplate.jobs.backends.slurm import attempt_files
+from footplate.jobs.backends.slurm.asking import answer_beside
 from footplate.jobs.cluster_env import ReplicaId, replica_ids
 from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
@@ -155,6 +157,10 @@ class Runner:
                 self._refuse(str(error), mistake=True)
             except OSError as error:
                 self._refuse(f"{type(error).__name__}: {error}", mistake=False)
+        elif message["do"] == "ask":
+            if (message["role"], message["index"]) == (self._id.role, self._id.index):
+                pids = [rank.process.pid for rank in self._ranks if rank.code is None]
+                answer_beside(self._folder, message, pids)
         elif self._id.role in message["roles"]:
             self._signal(message["signal"])
 
