@@ -13,8 +13,8 @@ The step is captured with whole parameters, of the type in which they are gather
 A unit is a repeated block. All other parameters belong to the root, which is gathered from the beginning to the end of
 the backward pass.
 
-The result is the most memory in each section of the step: the forward and the backward pass of each block, what lies
-around them, and the optimizer's step. `equal_blocks.py` explains why.
+The result is the memory in each operation, by sections of the step: the forward and the backward pass of each block, what
+lies around them, and the optimizer's step. `equal_blocks.py` explains why.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from footplate.step.xla.capture.needs import parameters_of
 
 # A section of the step: the pass ("forward", "backward"; "between" and the rest for what isn't a block's), and the block.
 Section = tuple[str, int]
-Peaks = Mapping[Section, int]
+# The bytes that are alive in each operation of a section.
+Sections = Mapping[Section, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class _Unit:
     backward_ends: int
 
 
-def peaks_of(captured: Captured, blocks: Sequence[Sequence[str]], layout: Layout, widening: float = 1.0) -> Peaks:
-    """Return the most bytes that are alive at once, for each section of the step.
+def memory_of(captured: Captured, blocks: Sequence[Sequence[str]], layout: Layout, widening: float = 1.0) -> Sections:
+    """Return the bytes that are alive in each operation, for each section of the step.
 
     Args:
         captured: the step of one rank. For a sharded layout, its parameters have the type in which they are gathered.
@@ -62,7 +63,7 @@ def peaks_of(captured: Captured, blocks: Sequence[Sequence[str]], layout: Layout
         each = _Sharded(captured, lifetimes, parameters, blocks, units, layout, widening).lifetimes()
 
     totals = alive(each, lifetimes.operations)
-    return {section: max(totals[first:end]) for section, first, end in _sections(lifetimes, units) if first < end}
+    return {section: totals[first:end] for section, first, end in _sections(lifetimes, units) if first < end}
 
 
 def _unit(lifetimes: Lifetimes, parameters: Mapping[Node, str], names: set[str]) -> _Unit:

@@ -21,7 +21,7 @@ from footplate.distributed.activation_checkpointing import checkpoint_activation
 from footplate.distributed.fsdp import repeated_blocks
 from footplate.planning.equal_blocks import FEWER, MORE, longest_list, shorten
 from footplate.planning.layouts import Layout
-from footplate.planning.rank_memory import Peaks, Section, peaks_of
+from footplate.planning.rank_memory import Section, Sections, memory_of
 from footplate.planning.subject import Subject, capture_prepared, prepared
 from footplate.planning.tensor_cut import Exchanges, cut
 from footplate.step.xla.capture.captured_step import Captured
@@ -143,10 +143,11 @@ def _gather_in_16_bits(module: nn.Module) -> float:
 def _step(samples: Sequence[_Sample], count: int | None, layout: Layout) -> RankStep:
     """Combine samples with fewer and with more blocks into the step of `count` blocks."""
     steps = [_one(sample, layout) for sample in samples]
-    peaks = [peaks_of(sample.captured, sample.blocks, layout, sample.widening) for sample in samples]
+    memory = [memory_of(sample.captured, sample.blocks, layout, sample.widening) for sample in samples]
     fewer, more = steps[0], steps[-1]
     if count is None:
-        return RankStep(peak_bytes=max(peaks[0].values()), units=len(samples[0].blocks) + 1, **_values(fewer))
+        peak = max(map(max, memory[0].values()))
+        return RankStep(peak_bytes=peak, units=len(samples[0].blocks) + 1, **_values(fewer))
 
     added = count - FEWER
     values = {
@@ -157,7 +158,7 @@ def _step(samples: Sequence[_Sample], count: int | None, layout: Layout) -> Rank
     kernels = _extended_kernels(fewer.kernels, more.kernels, added)
     fused_kernels = _extended_kernels(fewer.fused_kernels, more.fused_kernels, added)
     units = len(samples[0].blocks) - FEWER + count + 1
-    peak = _extended(peaks[0], peaks[1], added)
+    peak = _extended_peak(memory[0], memory[1], added)
     return RankStep(
         peak_bytes=peak, units=units, widening=fewer.widening, kernels=kernels, fused_kernels=fused_kernels, **values
     )
@@ -222,18 +223,28 @@ def _one(sample: _Sample, layout: Layout) -> _One:
     )
 
 
-def _extended(fewer: Peaks, more: Peaks, added: int) -> int:
+def _extended_peak(fewer: Sections, more: Sections, added: int) -> int:
     """Return the peak with `added` blocks more than in `fewer`.
 
     The first two and the last two blocks have the same neighbours in both captures, and in the whole model. Between them
     memory grows or falls evenly, so the peak isn't there.
     """
     most = 0
-    for (section, block), nbytes in fewer.items():
+    for (section, block), alive in fewer.items():
         same: list[Section] = [(section, block)]
         if section in ("forward", "backward"):
             same = [(section, block)] * (block < FEWER - 1) + [(section, block + 1)] * (block > 0)
         for other in same:
             if other in more:
-                most = max(most, nbytes + added * (more[other] - nbytes))
+                most = max(most, _extended_section(alive, more[other], added))
     return most
+
+
+def _extended_section(fewer: Sequence[int], more: Sequence[int], added: int) -> int:
+    """Return the peak of a section. Its operations differ in how they grow, so each is extended by itself.
+
+    An optimizer has operations for each parameter, and more of them with more blocks. Then the peaks are extended.
+    """
+    if len(fewer) != len(more):
+        fewer, more = [max(fewer)], [max(more)]
+    return max(few + added * (many - few) for few, many in zip(fewer, more, strict=True))
