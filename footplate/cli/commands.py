@@ -23,6 +23,7 @@ COMMANDS = {
     "validate": Command("footplate.cli.fit", "evaluate a model on its validation data"),
     "test": Command("footplate.cli.fit", "evaluate a model on its test data"),
     "predict": Command("footplate.cli.fit", "write a model's predictions as a table"),
+    "tune": Command("footplate.cli.tune", "tune hyperparameters: trials of a training, and the best of them"),
     "run": Command("footplate.cli.run", "run a script in several processes, here or on a cluster"),
     "scale": Command("footplate.cli.scale", "run the same training at several sizes, and compare speed and loss"),
     "plan": Command("footplate.cli.plan", "predict memory, step time and price of a training on other hardware"),

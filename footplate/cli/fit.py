@@ -92,8 +92,10 @@ def run(name: str, argv: Sequence[str]) -> int:
     from footplate.cli.fit_arguments import instantiate, parse
     from footplate.core.rng import seed_everything
 
-    # The user's modules are in the current directory.
+    # The user's modules are in the current directory. A trial has them as they were when its tuning was submitted.
     sys.path.insert(0, str(Path.cwd()))
+    if code := os.environ.get("FOOTPLATE_TRIAL_CODE"):
+        sys.path.insert(0, code)
     fit_parser = parser(name)
     config = parse(fit_parser, argv)
 

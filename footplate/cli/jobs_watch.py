@@ -225,7 +225,9 @@ def description(jobs: Jobs, job: Job, goodput: Ledger | None = None) -> dict[str
     """
     from footplate.jobs.goodput import job_ledger
     from footplate.jobs.hangs import hangs_of
+    from footplate.jobs.tuning.description import training_output
 
+    output = training_output(jobs.store, job)
     goodput = goodput or job_ledger(jobs.home, jobs.store, job)
     return {
         "jobId": job.name,
@@ -269,13 +271,16 @@ def description(jobs: Jobs, job: Job, goodput: Ledger | None = None) -> dict[str
             {"attempt": hang.attempt, "sentence": hang.sentence, "stacks": str(hang.file)}
             for hang in hangs_of(jobs.home, job.name)
         ],
+        **({} if output is None else {"trainingOutput": output}),
         "goodput": goodput.to_dict(),
         "spec": {key: value for key, value in job.spec.items() if key != "notices"},
     }
 
 
 def _lines(shown: dict[str, Any]) -> list[str]:
-    """A description for a terminal: the facts, then the history, then the processes."""
+    """A description for a terminal: the facts, then the trials of a tuning, the history, the processes."""
+    from footplate.cli.trials import trial_lines
+
     facts = [f"{key:<11} {value}" for key, value in shown.items() if value and not isinstance(value, (dict, list))]
     steps = [
         f"  {step['time']}  {step['to']:<11}" + (f" attempt {step['attempt']}" if step["attempt"] else "")
@@ -292,7 +297,9 @@ def _lines(shown: dict[str, Any]) -> list[str]:
         for hang in shown["hangs"]
         for line in (f"  attempt {hang['attempt']}  {hang['sentence']}", f"             all stacks: {hang['stacks']}")
     ]
-    parts = {"history:": steps, "processes:": ran, "hangs:": hung}
+    output = shown.get("trainingOutput")
+    tried = [f"  {line}".rstrip() for line in trial_lines(output)] if output else []
+    parts = {"trials:": tried, "history:": steps, "processes:": ran, "hangs:": hung}
     return facts + [line for title, lines in parts.items() if lines for line in ("", title, *lines)]
 
 

@@ -12,6 +12,8 @@ package/         the job's program: a snapshot when it is submitted, installed w
 cluster_env.py   the variables that tell each process about the others
 translate/       the same job as a document of another system
 
+tuning/          hyperparameter tuning: trials as jobs
+
 states.py        QUEUED, RUNNING, …, and the allowed transitions
 store/           jobs and their transitions, on disk or in PostgreSQL
 listing.py       filters and orders of a list

@@ -14,6 +14,7 @@
   trainer read, for the master and the workers. Replicas with the same host in their addresses share a node, and divide its
   devices. A master without workers gets none of these, so it can start processes of its own, as `Trainer(devices=4)` does.
 - `FOOTPLATE_JOB_NAME`, `FOOTPLATE_ATTEMPT` (0 is the first), `FOOTPLATE_JOB_DIR` for all of them.
+- In a trial of a tuning, its number as `trial` in `TF_CONFIG`'s task.
 
 All functions are pure. The backend chooses the addresses, again for each attempt.
 """
@@ -69,7 +70,12 @@ def replica_ids(resolved: ResolvedJob) -> list[ReplicaId]:
 
 
 def processes(
-    resolved: ResolvedJob, addresses: Sequence[str], rendezvous: str, attempt: int, job_dir: str | None
+    resolved: ResolvedJob,
+    addresses: Sequence[str],
+    rendezvous: str,
+    attempt: int,
+    job_dir: str | None,
+    trial: int | None = None,
 ) -> list[ReplicaProcess]:
     """The processes of an attempt, with their variables.
 
@@ -79,6 +85,7 @@ def processes(
         rendezvous: `host:port` at which the master meets the workers.
         attempt: the number of earlier attempts.
         job_dir: the program's `--job-dir`; None if the job has none.
+        trial: the number of the trial that the job is; None if it is no trial.
     """
     address_of = dict(zip(replica_ids(resolved), addresses, strict=True))
     common = {"FOOTPLATE_ATTEMPT": str(attempt)}
@@ -91,7 +98,7 @@ def processes(
             replica.role,
             replica.index,
             {
-                "TF_CONFIG": json.dumps(tf_config(resolved, address_of, replica)),
+                "TF_CONFIG": json.dumps(tf_config(resolved, address_of, replica, trial)),
                 "CLUSTER_SPEC": json.dumps(cluster_spec(resolved, address_of, replica)),
                 **world(address_of, replica, rendezvous),
                 **common,
@@ -101,12 +108,16 @@ def processes(
     ]
 
 
-def tf_config(resolved: ResolvedJob, address_of: Mapping[ReplicaId, str], replica: ReplicaId) -> dict[str, Any]:
+def tf_config(
+    resolved: ResolvedJob, address_of: Mapping[ReplicaId, str], replica: ReplicaId, trial: int | None = None
+) -> dict[str, Any]:
     """`TF_CONFIG` of a replica, as AI Platform Training wrote it."""
     names = {"master": _first(resolved), "worker": "worker", "parameter_server": "ps"}
+    task = {"type": {**names, "evaluator": "evaluator"}[replica.role], "index": replica.index}
     return {
         "cluster": _cluster(address_of, names),
-        "task": {"type": {**names, "evaluator": "evaluator"}[replica.role], "index": replica.index},
+        # Programs append it to a path, so it is text.
+        "task": task if trial is None else {**task, "trial": str(trial)},
         "job": _snake(resolved.spec),
         "environment": "cloud",
     }

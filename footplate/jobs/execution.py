@@ -54,6 +54,8 @@ class Execution:
         library: the directory from which that interpreter imports Footplate.
         spec: all keys of TrainingInput that were given.
         place: the backend's options. The store's field has this name.
+        tuning: a `tuning.plan.TuningPlan` as plain values; None if the job is one training.
+        trial: the trial that the job is, as `tuning/trial_jobs.py` describes it; None if it is no trial.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Execution:
     library: str
     spec: dict[str, Any]
     place: dict[str, str] = field(default_factory=dict)
+    tuning: dict[str, Any] | None = None
+    trial: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, resolved: ResolvedJob, package: str, directory: Path, destination: Mapping[str, str]) -> Execution:

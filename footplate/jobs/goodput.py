@@ -62,6 +62,11 @@ def job_ledger(home: Home, store: Store, job: Job, now: float | None = None) -> 
     root, _ = runs_of(job)
     if not files and root is not None and job.attempt:
         notes.append(f"There is no {NAME} of this job in {root}: the time of its processes is shown as training.")
+    if job.plan.get("tuning") is not None:
+        # It holds no machine.
+        return ledger(
+            stretches, [], 1, None, "", ["This job tunes. Each of its trials has a job with a ledger of its own."]
+        )
     price = price_of_replicas(job.spec.get("replicas", ()))
     return ledger(stretches, files, _devices(job), price.usd_per_hour, _machines(job, price), notes)
 

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -27,12 +27,13 @@ from footplate.jobs.backends.local import machine
 from footplate.jobs.execution import Execution
 from footplate.jobs.home import PACKAGE, Home
 from footplate.jobs.record import Job
-from footplate.jobs.scheduling import Place, place_in_queue
+from footplate.jobs.scheduling import NOTHING, Place, place_in_queue
 from footplate.jobs.states import FINAL, SUPERVISED, State
 from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store, WrongState
 from footplate.jobs.supervision.locks import Held, held
 from footplate.jobs.supervision.reconcile import LOCK, is_ours, reconcile
+from footplate.jobs.tuning.submission import tuning_plan
 
 if TYPE_CHECKING:
     from footplate.jobs.package import Snapshot
@@ -119,11 +120,13 @@ class Jobs:
             The files of an older job of this name, in the trash; None if there are none. Delete them.
 
         Raises:
-            WrongState: a job of this name in another store uses the folder.
+            WrongState: a job of this name in another store uses the folder; a job has the name of a trial.
+            ConfigError: the tuning that this one continues can't be continued.
         """
         resolved, now = planned.job, time.time()
-        name = resolved.name
+        name, plan = resolved.name, tuning_plan(resolved, self.store, planned.tuning_options)
         assert name is not None
+        execution = Execution.of(resolved, program.digest, Path.cwd(), planned.destination)
         job = Job(
             name,
             State.QUEUED,
@@ -131,9 +134,10 @@ class Jobs:
             queued=now,
             host=machine.host(),
             backend=planned.backend,
-            needs=get_backend(planned.backend).needs(resolved),
+            # A tuning needs nothing itself. Its trials are in the queue.
+            needs=get_backend(planned.backend).needs(resolved) if plan is None else NOTHING,
             priority=int(resolved.spec.get("scheduling", {}).get("priority") or 0),
-            plan=Execution.of(resolved, program.digest, Path.cwd(), planned.destination).to_dict(),
+            plan=replace(execution, tuning=None if plan is None else plan.to_dict()).to_dict(),
             spec=resolved.to_dict(),
             labels=dict(resolved.labels),
         )
@@ -192,6 +196,11 @@ class Jobs:
                 target, changes = State.CANCELLED, {"ended": now}
             if self.store.move(name, job.state, target, now, "cancelled by the user", **changes) and not machine_lost:
                 break
+        if machine_lost:
+            # The supervisor that would cancel the trials is lost, too.
+            for trial in self.store.trials.of(name):
+                if self.store.state(trial.job) not in (None, *FINAL):
+                    self.cancel(trial.job, machine_lost=True)
         return self.find(name).state
 
     def resubmit(self, name: str) -> State:
@@ -216,15 +225,20 @@ class Jobs:
         return self.find(name).state
 
     def delete(self, name: str) -> None:
-        """Delete a job that has ended, and its logs. The files in its job directory stay.
+        """Delete a job that has ended, its logs, and its trials if it is a tuning. The files in its job directory stay.
 
         Raises:
             UnknownJob: there is no job of this name.
-            WrongState: the job hasn't ended.
+            WrongState: the job, or a trial of it, hasn't ended.
         """
         from footplate.jobs.supervision.cleaning import put_into_trash
 
-        self.store.find(name)
+        if self.store.find(name).state in FINAL:
+            # The trials first: if this is interrupted, the tuning still knows them.
+            for trial in self.store.trials.of(name):
+                job = self.store.get(trial.job)
+                if job is not None and (job.plan.get("trial") or {}).get("tuning") == name:
+                    self.delete(trial.job)
         # Without the lock, a new job of this name might use the folder by now.
         with self.home.exclusive():
             state = self.store.delete(name)

@@ -45,7 +45,8 @@ _GIVEN = "given.json"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = (
     "TF_CONFIG", "CLUSTER_SPEC", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
-    "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED",
+    "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "CLOUD_ML_TRIAL_ID",
+    "CLOUD_ML_HP_METRIC_FILE",
 )  # fmt: skip
 
 
@@ -67,7 +68,11 @@ def from_option(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
         name, sign, value = word.partition("=")
         if not _NAME.fullmatch(name):
             raise ConfigError("--env: expected NAME=VALUE or NAME, with a name of letters, digits and underscores.")
-        if name in _OURS or name.startswith("FOOTPLATE_JOB_") or name in ("FOOTPLATE_ATTEMPT", "FOOTPLATE_TOKEN"):
+        if (
+            name in _OURS
+            or name.startswith(("FOOTPLATE_JOB_", "FOOTPLATE_TRIAL_"))
+            or name in ("FOOTPLATE_ATTEMPT", "FOOTPLATE_TOKEN")
+        ):
             raise ConfigError(f"--env {name}: Footplate sets this variable for each process. Leave it out.")
         if name in variables:
             raise ConfigError(f"--env {name}: given twice. Keep one.")
@@ -104,6 +109,21 @@ def write(folder: Path, environ: Mapping[str, str], extra: Mapping[str, str] | N
     _write(folder / _FILE, lasting(environ))
     if extra:
         _write(folder / _GIVEN, extra)
+
+
+def copy(source: Path, folder: Path) -> None:
+    """Give a job the variables of another one.
+
+    Args:
+        source: the folder of the other job.
+        folder: the folder of the job.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    for name in (_FILE, _GIVEN):
+        if name == _FILE or (source / name).exists():
+            _write(folder / name, _read(source / name))
 
 
 def _write(path: Path, variables: Mapping[str, str]) -> None:

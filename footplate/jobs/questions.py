@@ -35,10 +35,10 @@ from footplate.core.stacks.asking import ask
 from footplate.core.stacks.report import report_on
 from footplate.core.stacks.requests import answering_processes
 from footplate.core.stacks.snapshot import Process
-from footplate.jobs.backends import get_backend
 from footplate.jobs.record import Job
 from footplate.jobs.states import State
 from footplate.jobs.store.jobs import Store, WrongState
+from footplate.jobs.tuning import backend_of
 
 if TYPE_CHECKING:
     from footplate.jobs.backends.contract import RunningProcesses
@@ -64,7 +64,7 @@ def processes_of(store: Store, job: Job, what: str) -> RunningProcesses:
     if job.state not in (State.RUNNING, State.CANCELLING):
         raise WrongState(f"{job.name} is {job.state}: only a running job has {_A[what]}.")
     processes = [process for process in store.processes(job.name) if process.attempt == job.attempt]
-    return get_backend(job.backend).reach(job, processes, what)
+    return backend_of(job, store).reach(job, processes, what)
 
 
 def no_process(name: str) -> WrongState:

@@ -1,8 +1,9 @@
-"""A job in the store, its transitions, and the processes of its attempts, as plain data."""
+"""A job in the store, its transitions, the processes of its attempts, and the trials of a tuning, as plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from footplate.jobs.scheduling import Resources
@@ -95,3 +96,53 @@ class Process:
     began: float
     ended: float | None = None
     outcome: str = ""
+
+
+class TrialState(StrEnum):
+    """The state of a trial of a tuning. A trial in one of the first three hasn't ended."""
+
+    ACTIVE = "ACTIVE"
+    STOPPING = "STOPPING"
+    PAUSED = "PAUSED"
+    SUCCEEDED = "SUCCEEDED"
+    STOPPED_EARLY = "STOPPED_EARLY"
+    INFEASIBLE = "INFEASIBLE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a tuning: one training with certain hyperparameters. Times are seconds since the epoch.
+
+    Attributes:
+        tuning: the name of the tuning's job.
+        number: from 1.
+        job: the name of the trial's own job.
+        state: ACTIVE while its job waits or runs, STOPPING when it is being stopped early, PAUSED when it was cancelled
+            with its tuning. SUCCEEDED with a result, INFEASIBLE if the metric became NaN or infinite.
+        parameters: name → value.
+        measurements: (step, value) of each report of the metric, in order; recorded when the trial has ended.
+        value: the last value of the metric, if the trial has a result.
+        step: the step of that value.
+        created: when it was added.
+        ended: when it ended; None before that.
+        cause: why it is in its state, in words; may be empty.
+    """
+
+    tuning: str
+    number: int
+    job: str
+    state: TrialState
+    parameters: dict[str, float | int | str]
+    measurements: tuple[tuple[float, float], ...] = ()
+    value: float | None = None
+    step: float | None = None
+    created: float = 0.0
+    ended: float | None = None
+    cause: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its state won't change any more."""
+        return self.ended is not None

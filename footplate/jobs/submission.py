@@ -99,6 +99,7 @@ class PlannedJob:
         destination: the backend's options, complete.
         variables: as in `Submission`.
         has_program: False if neither a package nor an image was given. Such a job can only be described.
+        tuning_options: `seed` and `stop_early` of a tuning, which a config can't express.
     """
 
     job: ResolvedJob
@@ -107,6 +108,7 @@ class PlannedJob:
     destination: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     has_program: bool = True
+    tuning_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,6 +29,9 @@ from footplate.step.xla.capture.needs import Kernel, Needs, kernels_of, needs
 
 # A tensor of this size is in no GPU's second-level cache: the largest is 126 MB, of a B200.
 LARGER_THAN_CACHE = 2**27
+
+# The captures that are kept: each may take 0.4 GB. Layouts that share one are tried one after the other.
+CAPTURES = 8
 
 Kernels = tuple[tuple[Kernel, int], ...]
 
@@ -95,7 +98,7 @@ class RankSteps:
         blocks = list(repeated_blocks(module))
         self.blocks_class = type(blocks[0]).__name__ if blocks else None
         self._list = longest_list(module)
-        self._sample: Callable[..., _Sample] = cache(self._make)
+        self._sample: Callable[..., _Sample] = lru_cache(CAPTURES)(self._make)
 
     def of(self, layout: Layout, size: int) -> RankStep:
         """Count the step of one rank.

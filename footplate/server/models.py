@@ -137,10 +137,32 @@ class ProfileView(Wire):
     error: str | None = None
 
 
+class TrialView(Wire):
+    """A trial of a tuning. `value` and `step` are null without a result."""
+
+    trial: int
+    job_id: str
+    state: str
+    parameters: dict[str, Any]
+    value: float | None
+    step: float | None
+    cause: str
+
+
+class TuningView(Wire):
+    """A tuning: its goal, and its trials, the best first. `best` is the job of the best trial."""
+
+    metric: str
+    goal: Literal["MAXIMIZE", "MINIMIZE"]
+    max_trials: int
+    best: str | None
+    trials: list[TrialView]
+
+
 class JobView(JobRow):
     """A job with all details. `submitted` is its spec as written, `resolved` is the spec with all values filled in.
 
-    `queue` is null unless the job waits for resources of this machine.
+    `queue` is null unless the job waits for resources of this machine, `tuning` unless the job tunes.
     """
 
     queue_time: datetime
@@ -153,6 +175,7 @@ class JobView(JobRow):
     transitions: list[TransitionView]
     processes: list[ProcessView]
     hangs: list[HangView]
+    tuning: TuningView | None
     submitted: dict[str, Any]
     resolved: dict[str, Any]
 

@@ -15,6 +15,7 @@ from footplate.jobs.record import Job
 from footplate.jobs.redaction import Mask
 from footplate.jobs.spec.problems import Problem, dotted
 from footplate.jobs.store.jobs import Summary
+from footplate.jobs.tuning.description import training_output
 from footplate.server.models import (
     Checked,
     Error,
@@ -29,6 +30,8 @@ from footplate.server.models import (
     ProfileView,
     QueueView,
     TransitionView,
+    TrialView,
+    TuningView,
     moment,
 )
 from footplate.server.submission import CheckedJob
@@ -80,8 +83,35 @@ def view(jobs: Jobs, job: Job, mask: Mask) -> JobView:
             HangView(attempt=hang.attempt, sentence=mask.text(hang.sentence), stacks=mask.text(hang.text))
             for hang in hangs_of(jobs.home, job.name)
         ],
+        tuning=_tuning(jobs, job, mask),
         submitted=mask.all(submitted(job)),
         resolved=mask.all({key: job.spec[key] for key in RESOLVED if key in job.spec}),
+    )
+
+
+def _tuning(jobs: Jobs, job: Job, mask: Mask) -> TuningView | None:
+    output = training_output(jobs.store, job)
+    if output is None:
+        return None
+    trials = [
+        TrialView(
+            trial=int(trial["trialId"]),
+            job_id=trial["jobId"],
+            state=trial["state"],
+            parameters=mask.all(trial["hyperparameters"]),
+            value=(trial["finalMetric"] or {}).get("objectiveValue"),
+            step=(trial["finalMetric"] or {}).get("trainingStep"),
+            cause=mask.text(trial["cause"]),
+        )
+        for trial in output["trials"]
+    ]
+    best = output["bestTrial"]
+    return TuningView(
+        metric=output["hyperparameterMetricTag"],
+        goal=output["goal"],
+        max_trials=output["maxTrials"],
+        best=None if best is None else best["jobId"],
+        trials=trials,
     )
 
 

@@ -6,6 +6,8 @@
 Without a tracking URI (argument or `MLFLOW_TRACKING_URI`), the runs of a project share an embedded SQLite store beside
 their directories: `runs/mlflow.db`, with artifacts in `runs/mlartifacts`.
 
+In a trial of a tuning, the run is a child of the tuning's run, and has the trial's number as a tag.
+
 The training process never imports MLflow and never connects to a tracker. It queues records, a thread appends them to a
 file in the run's directory, and the uploader process delivers this file (see `uploader.py`). A tracker that is down
 or slow costs training nothing. Undelivered records wait in the file until the tracker is back, or until the next start.
@@ -135,8 +137,9 @@ class MLflow(UploadedLogger):
             artifacts=artifacts and f"{artifacts}/{quote(self._experiment, safe='')}",
             experiment=self._experiment,
             run_name=self._run_name or f"{run_dir.name}-{time.strftime('%Y%m%d-%H%M%S')}",
-            tags={"mlflow.source.name": sys.argv[0], **self._tags},
+            tags={"mlflow.source.name": sys.argv[0], **_trial_tags(), **self._tags},
             params=flatten(hparams or {}),
+            **_tuning(),
         )
         if hparams is not None:
             self._attempt.put("environment", versions=versions())
@@ -220,3 +223,13 @@ def versions() -> dict[str, str]:
     from footplate.core.version import __version__
 
     return {"python": platform.python_version(), "torch": str(torch.__version__), "footplate": __version__}
+
+
+def _tuning() -> dict[str, str]:
+    """The key and the name of the run to which a trial of a tuning belongs. Empty outside of a trial."""
+    key = os.environ.get("FOOTPLATE_TRIAL_TUNING")
+    return {"parent": key, "parent_name": os.environ["CLOUD_ML_JOB_ID"]} if key else {}
+
+
+def _trial_tags() -> dict[str, str]:
+    return {"footplate.trial": os.environ["CLOUD_ML_TRIAL_ID"]} if "FOOTPLATE_TRIAL_TUNING" in os.environ else {}

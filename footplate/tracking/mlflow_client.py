@@ -15,6 +15,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,14 +123,37 @@ class MLflowDelivery:
             else:
                 if run.info.lifecycle_stage == "active":
                     return run
-        runs = self._client.search_runs([self._experiment(record)], f"tags.`{KEY_TAG}` = '{record['key']}'")
+        runs = self._with_key(record, record["key"])
         return runs[0] if runs else None
 
     def _parent(self, record: Record) -> dict[str, str]:
         """The tag that makes a run the child of the run whose key its record names."""
         key = record.get("parent")
-        runs = self._client.search_runs([self._experiment(record)], f"tags.`{KEY_TAG}` = '{key}'") if key else []
+        if not key:
+            return {}
+        runs = self._with_key(record, key)
+        if not runs and record.get("parent_name"):
+            runs = self._make_parent(record, key)
         return {"mlflow.parentRunId": runs[0].info.run_id} if runs else {}
+
+    def _make_parent(self, record: Record, key: str) -> list[Run]:
+        """Create the run of a tuning, whose first trial begins here. Returns it."""
+        made = self._client.create_run(
+            self._experiment(record), round(time.time() * 1000), {KEY_TAG: key}, record["parent_name"]
+        )
+        # No process delivers to it.
+        self._client.set_terminated(made.info.run_id)
+        runs = self._with_key(record, key)
+        if runs[0].info.run_id != made.info.run_id:
+            # The uploader of another trial was first.
+            self._client.delete_run(made.info.run_id)
+        return runs
+
+    def _with_key(self, record: Record, key: str) -> list[Run]:
+        """The runs of a key, the oldest first."""
+        return self._client.search_runs(
+            [self._experiment(record)], f"tags.`{KEY_TAG}` = '{key}'", order_by=["attributes.start_time ASC"]
+        )
 
     def _experiment(self, record: Record) -> str:
         experiment = self._client.get_experiment_by_name(record["experiment"])

@@ -4,7 +4,8 @@
 Each call (`fit`, `validate`, …) begins by reading them:
 
     trainer.callbacks  →  own_callbacks   without the callbacks of the last run alone: the module's, the accelerator's
-    trainer.loggers    →  recorders       the same loggers behind our contract; silent loggers on all ranks but the first
+    trainer.loggers    →  recorders       the same loggers behind our contract; silent loggers on all ranks but the first;
+                                          in a trial, also the logger that reports its metric (`trial.py`)
     trainer.ckpt_path  →  ckpt_path       for this call and later calls, until None or another path is assigned
 
 A callback that a `setup` hook appends to `trainer.callbacks` takes part in the same call.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from footplate.tracking.silent import Silent
 from footplate.training.argument_checks import as_list
 from footplate.training.prepare import checked_callbacks, record_with
+from footplate.training.trial import trial_loggers
 
 if TYPE_CHECKING:
     from footplate.training.trainer import Trainer
@@ -36,7 +38,8 @@ def take_changes(trainer: Trainer) -> None:
     if trainer.world.rank != 0:
         loggers = [logger if isinstance(logger, Silent) else Silent() for logger in loggers]
     trainer.loggers = loggers
-    trainer.recorders[:] = record_with(loggers)
+    writes = trainer.world.rank == 0 and not trainer.config.fast_dev_run
+    trainer.recorders[:] = [*record_with(loggers), *(trial_loggers() if writes else ())]
 
 
 def take_ckpt_path(trainer: Trainer, argument: Any) -> Any:

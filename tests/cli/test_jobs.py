@@ -181,10 +181,16 @@ def test_what_this_machine_would_refuse_a_dry_run_refuses_too(submit):
     result = submit("--master-image-uri", "gcr.io/project/trainer", "--region", "us-central1", "--dry-run")
     assert result.code == 2
     assert "the spec names a container image and no module. On this machine jobs run as Python packages" in result.err
-    params = "params: [{parameterName: lr, type: DOUBLE, minValue: 0.1, maxValue: 1}]"
-    Path("tune.yaml").write_text(f"trainingInput: {{hyperparameters: {{goal: MAXIMIZE, {params}}}}}")
-    result = submit(*COMMON, "--region", "us-central1", "--config", "tune.yaml", "--dry-run")
-    assert (result.code, "without tuning: leave out hyperparameters" in result.err) == (2, True)
+
+
+def test_a_dry_run_of_a_tuning_shows_its_hyperparameters(submit):
+    params = "[{parameterName: lr, type: DOUBLE, minValue: 0.1, maxValue: 1}]"
+    spec = f"{{goal: MAXIMIZE, algorithm: RANDOM_SEARCH, params: {params}}}"
+    Path("tune.yaml").write_text(f"trainingInput: {{hyperparameters: {spec}}}")
+    result = submit(*COMMON, "--region", "us-central1", "--config", "tune.yaml", "--dry-run", "--format", "json")
+    assert result.code == 0, result.err
+    shown = json.loads(result.out)["trainingInput"]["hyperparameters"]
+    assert shown["params"] == [{"parameterName": "lr", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1.0}]
 
 
 def test_check_says_all_that_is_wrong_with_a_file(submit, footplate):

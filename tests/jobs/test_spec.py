@@ -352,6 +352,21 @@ MISTAKES = {
         "discreteValues: [2, 1]}]}}",
         "discreteValues: expected increasing values.",
     ),
+    "a logarithm of zero": (
+        "trainingInput: {hyperparameters: {goal: MINIMIZE, params: [{parameterName: a, type: DOUBLE, minValue: 0, "
+        "maxValue: 1, scaleType: UNIT_LOG_SCALE}]}}",
+        "params[0].minValue: 0: UNIT_LOG_SCALE needs a number above 0.",
+    ),
+    "a grid of a continuum": (
+        "trainingInput: {hyperparameters: {goal: MINIMIZE, algorithm: GRID_SEARCH, params: [{parameterName: a, "
+        "type: DOUBLE, minValue: 0, maxValue: 1}]}}",
+        "params[0].type: GRID_SEARCH takes no DOUBLE",
+    ),
+    "no trials": (
+        "trainingInput: {hyperparameters: {goal: MINIMIZE, maxTrials: 0, params: [{parameterName: a, "
+        "type: CATEGORICAL, categoricalValues: [x]}]}}",
+        "hyperparameters.maxTrials: 0: expected 1 or more.",
+    ),
     "a bad label": ("labels: {Team: a}", '"Team": expected lower-case letters'),
     "a zone for a region": ("trainingInput: {region: us-west1-b}", "us-west1-b is a zone: give its region, us-west1."),
 }

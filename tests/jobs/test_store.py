@@ -21,7 +21,7 @@ from ports import free_port
 
 from footplate.core.errors import ConfigError
 from footplate.jobs.home import Home
-from footplate.jobs.record import Job, Process
+from footplate.jobs.record import Job, Process, Trial, TrialState
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import SUPERVISED, State, may_follow
 from footplate.jobs.store import open_store
@@ -111,6 +111,53 @@ def test_a_name_is_taken_once(store: Store):
     with pytest.raises(ConfigError, match="there is a job one already"):
         store.add(job(created=2000.0))
     assert store.find("one").created == 1000.5
+
+
+def trial(number: int = 1, **changes: object) -> Trial:
+    parameters = {"lr": 1e-3, "layers": 3, "kind": "ä"}
+    return replace(Trial("one", number, f"one_trial_{number}", TrialState.ACTIVE, parameters, created=7.5), **changes)
+
+
+def test_a_trial_and_its_job_are_added_together_or_not_at_all(store: Store):
+    store.add(job())
+    assert store.trials.add(trial(), job("one_trial_1"))
+    assert store.trials.of("one") == [trial()]
+    # Another job has the name of the second one.
+    store.add(job("one_trial_2"))
+    assert not store.trials.add(trial(2), job("one_trial_2"))
+    assert store.trials.of("one") == [trial()]
+    # Two supervisors can't add the same trial.
+    assert not store.trials.add(trial(created=8.5), job("one_trial_1b"))
+    assert store.state("one_trial_1b") is None
+
+
+def test_the_result_of_a_trial_is_written_once(store: Store):
+    store.trials.add(trial(), job("one_trial_1"))
+    measurements = ((1.0, 0.5), (2.0, float("inf")), (3.0, 0.7))
+    ended = store.trials.change(
+        trial(), state=TrialState.SUCCEEDED, measurements=measurements, value=0.7, step=3.0, ended=9.5
+    )
+    assert store.trials.of("one") == [ended]
+    store.trials.change(trial(), state=TrialState.FAILED, ended=10.5)
+    assert store.trials.of("one") == [ended]
+
+
+def test_trials_are_deleted_with_their_tuning(store: Store):
+    store.add(job(state=State.FAILED))
+    store.trials.add(trial(), job("one_trial_1"))
+    assert store.delete("one") is None
+    assert store.trials.of("one") == []
+
+
+def test_a_store_of_before_tuning_gets_its_table_when_it_is_opened(opened: Callable[[], Store]):
+    before = opened()
+    before.add(job())
+    before._database.transaction(lambda execute: execute("DROP TABLE trials"))
+    before.close()
+    after = opened()
+    assert after.find("one") == job()
+    assert after.trials.add(trial(), job("one_trial_1"))
+    after.close()
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(store: Store):

@@ -6,8 +6,10 @@ import itertools
 import json
 import re
 import sqlite3
+import textwrap
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 from browsing import CONTRAST, UNNAMED, WIDTHS, watched
@@ -225,6 +227,48 @@ def test_a_flood_of_output_is_drawn_in_few_batches(server: Server, page: Page):
 
 
 @pytest.mark.usefixtures("nightly")
+def test_a_tuning_shows_its_trials_as_a_table_and_as_parallel_coordinates(server: Server, bench: Bench, page: Page):
+    program = """
+    import argparse
+    parser = argparse.ArgumentParser()
+    for name in ("--layers", "--kind", "--job-dir"):
+        parser.add_argument(name)
+    args, _ = parser.parse_known_args()
+    if args.kind == "<b>bad</b>":
+        sys.exit(2)
+    line = {"accuracy": args.layers, "global_step": "10"}
+    Path(os.environ["CLOUD_ML_HP_METRIC_FILE"]).write_text(json.dumps(line) + "\\n")
+    """
+    params = [
+        {"parameterName": "layers", "type": "INTEGER", "minValue": 1, "maxValue": 2},
+        {"parameterName": "kind", "type": "CATEGORICAL", "categoricalValues": ["relu", "<b>bad</b>"]},
+    ]
+    spec: Any = {
+        "goal": "MAXIMIZE", "algorithm": "GRID_SEARCH", "hyperparameterMetricTag": "accuracy", "maxTrials": 4,
+        "maxParallelTrials": 4, "params": params,
+    }  # fmt: skip
+    submit(server, bench, "tuned_1", textwrap.dedent(program), hyperparameters=spec)
+    bench.jobs.wait("tuned_1")
+    page.goto(f"{server.url}/#/jobs/tuned_1")
+    section = page.get_by_role("region", name="Trials", exact=True)
+    expect(section).to_contain_text("accuracy is maximized. 4 of 4 trials have begun. The best is tuned_1_trial_3.")
+    rows = section.get_by_role("row")
+    expect(rows).to_have_count(5)
+    expect(rows.nth(1)).to_contain_text("trial 3")
+    expect(rows.nth(1)).to_contain_text("succeeded")
+    expect(rows.nth(4)).to_contain_text("<b>bad</b>")
+    # A line for each trial; the best one stands out.
+    expect(section.locator("polyline")).to_have_count(4)
+    expect(section.locator("polyline.best title")).to_have_text("trial 3: 2, relu, 2")
+    expect(section.locator("polyline.open")).to_have_count(2)
+    for size in WIDTHS.values():
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(CONTRAST) == []
+    section.get_by_role("link", name="trial 3").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("tuned_1_trial_3")
+
+
 def test_a_hang_is_shown_with_its_stacks(server: Server, bench: Bench, page: Page):
     page.goto(f"{server.url}/#/jobs/nightly_1")
     expect(page.locator(".history")).to_be_visible()

@@ -148,6 +148,27 @@ def test_the_same_logger_set_up_again_continues_its_run(run_dir, database):
     assert points(database, run.info.run_id, "loss") == [(5, 1.0), (5, 2.0)]
 
 
+def test_the_runs_of_trials_are_children_of_one_run_of_their_tuning(run_dir, database, monkeypatch):
+    monkeypatch.setenv("FOOTPLATE_TRIAL_TUNING", "rates-17")
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "rates")
+    loggers = [MLflow(), MLflow()]
+    # Both are open at once, as in parallel trials.
+    for number, logger in enumerate(loggers, 1):
+        monkeypatch.setenv("CLOUD_ML_TRIAL_ID", str(number))
+        directory = run_dir.parent / str(number)
+        directory.mkdir()
+        logger.setup(directory, {"lr": number})
+        logger.log_metrics({"loss": float(number)}, 1, 0)
+    for logger in loggers:
+        logger.finalize("success")
+    runs = database.search_runs([database.get_experiment_by_name("default").experiment_id])
+    (parent,) = (run for run in runs if run.info.run_name == "rates")
+    assert parent.info.status == "FINISHED"
+    children = [run for run in runs if run is not parent]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert sorted(run.data.tags["footplate.trial"] for run in children) == ["1", "2"]
+
+
 @pytest.mark.slow
 def test_results_are_added_to_the_run_of_another_process(run_dir, database):
     trained = MLflow()

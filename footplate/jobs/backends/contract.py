@@ -138,50 +138,14 @@ class RunningProcesses(Protocol):
         ...
 
 
-class Backend(Protocol):
-    """A place where jobs run.
+class SupervisedBackend(Protocol):
+    """What a supervisor needs of a backend.
 
     Attributes:
         outlives: its attempts go on when their supervisor dies.
     """
 
     outlives: bool
-
-    def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
-        """Complete the options, from the command's options and the environment. The result is kept with the job.
-
-        Raises:
-            ConfigError: an option is missing, or has a wrong value.
-        """
-        ...
-
-    def check(self, resolved: ResolvedJob, destination: Mapping[str, str]) -> list[str]:
-        """Check that the job can run there. Returns what the user may not expect, one sentence each.
-
-        Raises:
-            ConfigError: the job can't run there as it is.
-        """
-        ...
-
-    def needs(self, resolved: ResolvedJob) -> Resources:
-        """The part of the submitting machine that the job needs."""
-        ...
-
-    def request(
-        self, resolved: ResolvedJob, destination: Mapping[str, str], package: Snapshot
-    ) -> dict[str, Any] | None:
-        """Make the request that the service would get; None if there is no service.
-
-        Args:
-            resolved: the job.
-            destination: the backend's options.
-            package: the snapshot of its program.
-
-        Raises:
-            ConfigError: the job can't run there as it is.
-            PackageError: its package can't be sent there.
-        """
-        ...
 
     def find(self, task: Task) -> Attempt | None:
         """Find the attempt, if it was begun already.
@@ -220,5 +184,45 @@ class Backend(Protocol):
         Raises:
             WrongState: no process runs now.
             Unavailable: they can't be asked from here.
+        """
+        ...
+
+
+class Backend(SupervisedBackend, Protocol):
+    """A place where jobs run."""
+
+    def destination(self, options: Mapping[str, str | None]) -> dict[str, str]:
+        """Complete the options, from the command's options and the environment. The result is kept with the job.
+
+        Raises:
+            ConfigError: an option is missing, or has a wrong value.
+        """
+        ...
+
+    def check(self, resolved: ResolvedJob, destination: Mapping[str, str]) -> list[str]:
+        """Check that the job can run there. Returns what the user may not expect, one sentence each.
+
+        Raises:
+            ConfigError: the job can't run there as it is.
+        """
+        ...
+
+    def needs(self, resolved: ResolvedJob) -> Resources:
+        """The part of the submitting machine that the job needs."""
+        ...
+
+    def request(
+        self, resolved: ResolvedJob, destination: Mapping[str, str], package: Snapshot
+    ) -> dict[str, Any] | None:
+        """Make the request that the service would get; None if there is no service.
+
+        Args:
+            resolved: the job.
+            destination: the backend's options.
+            package: the snapshot of its program.
+
+        Raises:
+            ConfigError: the job can't run there as it is.
+            PackageError: its package can't be sent there.
         """
         ...

@@ -143,6 +143,9 @@ def _scheduling(spec: TrainingInput) -> Found:
 
 
 def _hyperparameters(spec: HyperparameterSpec) -> Found:
+    for key, number in (("maxTrials", spec.max_trials), ("maxParallelTrials", spec.max_parallel_trials)):
+        if number < 1:
+            yield (_INPUT, "hyperparameters", key), f"{number}: expected 1 or more."
     seen: set[str] = set()
     for index, parameter in enumerate(spec.params):
         path = (_INPUT, "hyperparameters", "params", index)
@@ -150,6 +153,8 @@ def _hyperparameters(spec: HyperparameterSpec) -> Found:
             yield (*path, "parameterName"), f'"{parameter.parameter_name}" is given twice.'
         seen.add(parameter.parameter_name)
         yield from _parameter(parameter, path)
+        if spec.algorithm == "GRID_SEARCH" and parameter.type == "DOUBLE":
+            yield (*path, "type"), "GRID_SEARCH takes no DOUBLE, which has no end of values: list them as DISCRETE."
 
 
 def _parameter(parameter: ParameterSpec, path: Path) -> Found:
@@ -162,6 +167,8 @@ def _parameter(parameter: ParameterSpec, path: Path) -> Found:
                 yield (*path, key), f"{value}: expected a whole number, as the parameter's type is INTEGER."
         if low is not None and high is not None and low > high:
             yield (*path, "maxValue"), f"{high:g} is less than minValue, {low:g}."
+        elif low is not None and low <= 0 and parameter.scale_type in ("UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE"):
+            yield (*path, "minValue"), f"{low:g}: {parameter.scale_type} needs a number above 0."
     if parameter.type == "CATEGORICAL" and not parameter.categorical_values:
         yield path, "categoricalValues is missing: a parameter of type CATEGORICAL needs it."
     if parameter.type == "DISCRETE":

@@ -5,6 +5,7 @@
     sqlite.py    a file in the home folder: the default
     postgres.py  a server that a team shares
     jobs.py      Store: jobs, transitions, processes
+    trials.py    the trials of tunings
 
 A transition is one transaction that checks the state it comes from. So if two processes want the same transition, one of
 them gets it.

@@ -1,4 +1,4 @@
-"""The store: jobs, their transitions, and their processes."""
+"""The store: jobs, their transitions, and their processes. `Store.trials` has the trials of tunings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from footplate.jobs.record import Job, Process, Transition
 from footplate.jobs.scheduling import Resources, Waiting
 from footplate.jobs.states import FINAL, State, may_follow
 from footplate.jobs.store.database import Database, Execute
+from footplate.jobs.store.trials import Trials
 
 _JSON = ("devices", "plan", "spec", "labels", "owner")
 _NEEDS = tuple(field.name for field in fields(Resources))
@@ -46,10 +47,15 @@ class WrongState(ConfigError):
 
 
 class Store:
-    """Jobs in a database."""
+    """Jobs in a database.
+
+    Attributes:
+        trials: the trials of the jobs that tune.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.trials = Trials(database, insert)
 
     def close(self) -> None:
         """Close the connection."""
@@ -209,6 +215,7 @@ class Store:
             execute("DELETE FROM jobs WHERE name = ?", name)
             execute("DELETE FROM transitions WHERE job = ?", name)
             execute("DELETE FROM processes WHERE job = ?", name)
+            execute("DELETE FROM trials WHERE tuning = ?", name)
             return None
 
         return self._database.transaction(work)

@@ -55,8 +55,7 @@ class Postgres:
             raise self._unusable(error) from None
         tables.create(
             self,
-            "SELECT 1 FROM information_schema.tables WHERE table_schema = current_schema() "
-            "AND table_name = 'schema_version'",
+            "SELECT 1 FROM information_schema.tables WHERE table_schema = current_schema() AND table_name = ?",
             f"SELECT pg_advisory_xact_lock({_LOCK})",
         )
 

@@ -35,7 +35,7 @@ class SQLite:
             self._connection.execute("PRAGMA synchronous=FULL")
         except (sqlite3.Error, OSError) as error:
             raise self._unusable(error) from None
-        tables.create(self, "SELECT 1 FROM sqlite_master WHERE name = 'schema_version'")
+        tables.create(self, "SELECT 1 FROM sqlite_master WHERE name = ?")
 
     def _log_ahead(self) -> None:
         """Switch the file to a write-ahead log.

@@ -25,6 +25,11 @@ _TABLES = (
         PRIMARY KEY (job, attempt, role, position))""",
     "CREATE TABLE schema_version (version INTEGER NOT NULL)",
 )
+# Stores of version 1 may lack this table. It is added to them, and a Footplate that doesn't know it ignores it.
+_TRIALS = """CREATE TABLE trials (
+        tuning TEXT NOT NULL, number INTEGER NOT NULL, job TEXT NOT NULL, state TEXT NOT NULL, parameters TEXT NOT NULL,
+        measurements TEXT NOT NULL, value DOUBLE PRECISION, step DOUBLE PRECISION, created DOUBLE PRECISION NOT NULL,
+        ended DOUBLE PRECISION, cause TEXT NOT NULL, PRIMARY KEY (tuning, number))"""
 
 
 def create(database: Database, there: str, *before: str) -> None:
@@ -32,7 +37,7 @@ def create(database: Database, there: str, *before: str) -> None:
 
     Args:
         database: the database.
-        there: a query that returns a row if they exist.
+        there: a query for the name of a table, which returns a row if the table exists.
         before: statements that keep other processes from creating them at the same time.
 
     Raises:
@@ -42,14 +47,15 @@ def create(database: Database, there: str, *before: str) -> None:
     def make(execute: Execute) -> None:
         for statement in before:
             execute(statement)
-        if execute(there):
-            return
-        for statement in _TABLES:
-            execute(statement)
-        execute("INSERT INTO schema_version VALUES (?)", VERSION)
+        if not execute(there, "schema_version"):
+            for statement in _TABLES:
+                execute(statement)
+            execute("INSERT INTO schema_version VALUES (?)", VERSION)
+        if not execute(there, "trials"):
+            execute(_TRIALS)
 
     # The query first: a transaction would wait for another writer.
-    if not database.read(there):
+    if not (database.read(there, "schema_version") and database.read(there, "trials")):
         database.transaction(make)
     if (version := database.read("SELECT version FROM schema_version")[0][0]) != VERSION:
         raise ConfigError(

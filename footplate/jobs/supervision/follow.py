@@ -17,12 +17,12 @@ from footplate.jobs.home import Home
 from footplate.jobs.supervision.logfiles import Reader
 from footplate.launch.output import Lines
 
-_LOG = re.compile(r"(master|worker|parameter_server|evaluator)-(\d+)\.log|(prepare)\.log")
+_LOG = re.compile(r"(master|worker|parameter_server|evaluator)-(\d+)\.log|(prepare|tuning)\.log")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of output. `source` is its writer: `master-0`, or `prepare` for the installation of the package."""
+    """A line of output. `source` is its writer: `master-0`, `prepare` for the installation of the package, or `tuning`."""
 
     attempt: int
     source: str
@@ -91,5 +91,5 @@ class Follower:
 def _order(name: str) -> tuple[int, int]:
     match = _LOG.fullmatch(name)
     assert match is not None
-    roles = ("prepare", "master", "worker", "parameter_server", "evaluator")
+    roles = ("tuning", "prepare", "master", "worker", "parameter_server", "evaluator")
     return (roles.index(match[1] or match[3]), int(match[2] or 0))

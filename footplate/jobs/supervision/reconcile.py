@@ -30,7 +30,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from footplate.jobs.backends import get_backend
 from footplate.jobs.backends.local import machine
 from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
@@ -41,6 +40,7 @@ from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision import prestart
 from footplate.jobs.supervision.identity import Identity, boot, end_groups
 from footplate.jobs.supervision.locks import Held, held
+from footplate.jobs.tuning import backend_of
 from footplate.launch.policy import Restarts
 from footplate.launch.process_lifetime import kill_marked
 
@@ -77,7 +77,7 @@ def _recover(home: Home, store: Store) -> None:
         home.job(job.name).mkdir(parents=True, mode=0o700, exist_ok=True)
         again = False
         with suppress(Held), held(home.job(job.name) / LOCK):
-            again = get_backend(job.backend).outlives or _count_loss(store, job.name)
+            again = backend_of(job, store).outlives or _count_loss(store, job.name)
         if again:
             _spawn(home, store, job)
 

@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from footplate.core.errors import ConfigError, FootplateError
-from footplate.jobs.backends import get_backend
 from footplate.jobs.backends.contract import Attempt, Requeued, Task
 from footplate.jobs.execution import Execution
 from footplate.jobs.home import Home
@@ -44,6 +43,7 @@ from footplate.jobs.supervision.cleaning import clean_daily
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import Held, held
 from footplate.jobs.supervision.reconcile import LIMITS, LOCK, SUPERVISOR_LOG, reconcile
+from footplate.jobs.tuning import backend_of
 from footplate.launch import policy
 from footplate.launch.failure import Failure
 
@@ -98,7 +98,7 @@ class Supervisor:
         self._ran_since = float("inf")
         self._ran_at = 0.0
         self._waits_for = job.cause if job.state == State.PREPARING else ""
-        self._backend = get_backend(job.backend)
+        self._backend = backend_of(job, store)
 
     def run(self) -> bool:
         """Make attempts until one succeeds, or no other may follow. Returns False if the job hasn't ended."""

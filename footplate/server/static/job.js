@@ -6,6 +6,7 @@ import { about, badge, el, number, ordinal, show, time, took, yaml } from "./dom
 import { goodput } from "./goodput.js";
 import { complain, confirmed, watch } from "./live.js";
 import { logs } from "./logs.js";
+import { trials } from "./trials.js";
 import { Zooms } from "./zooms.js";
 
 const FINAL = ["SUCCEEDED", "FAILED", "CANCELLED"];
@@ -16,6 +17,8 @@ const PROFILE_STEPS = 10;
 export function jobView(main, name) {
   const head = el("div", { class: "head" });
   const facts = section("Facts", "facts");
+  const tried = section("Trials", "trials");
+  tried.all.hidden = true;
   const history = section("History", "history");
   const replicas = section("Replicas", "replicas");
   const hung = section("Hangs", "hangs");
@@ -33,7 +36,7 @@ export function jobView(main, name) {
   const spec = section("Specification", "spec");
   main.append(
     el("nav", { "aria-label": "Breadcrumb" }, el("a", { href: "#/" }, "← All jobs")),
-    head, facts.all, hung.all, profiled.all, causes.all, training.all, speed.all, advice.all, devices.all, output.all,
+    head, facts.all, tried.all, hung.all, profiled.all, causes.all, training.all, speed.all, advice.all, devices.all, output.all,
     el("div", { class: "pair" }, history.all, replicas.all), spec.all);
   const following = logs(output.home, name);
 
@@ -85,6 +88,8 @@ export function jobView(main, name) {
       () => factsOf(job));
     show(history.home, job.transitions, () => transitions(job.transitions));
     show(replicas.home, job.processes, () => processes(job));
+    tried.all.hidden = !job.tuning;
+    if (job.tuning) trials(tried.home, job.tuning);
     hung.all.hidden = !job.hangs.length;
     show(hung.home, job.hangs, () => hangs(job.hangs));
     if (profiling) {

@@ -21,6 +21,8 @@ from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.supervision.identity import Identity, boot
 from footplate.jobs.supervision.logfiles import limit
+from footplate.jobs.tuning.plan import TuningPlan
+from footplate.jobs.tuning.proposals import check_algorithm
 
 if TYPE_CHECKING:
     from footplate.jobs.backends.local.attempt import LocalAttempt
@@ -38,16 +40,15 @@ class Local:
         return {}
 
     def check(self, resolved: ResolvedJob, destination: Mapping[str, str]) -> list[str]:
-        """Check that the job is one training of a Python package. Return notices of its needs beyond this machine.
+        """Check that the job runs a Python package. Return notices of its needs beyond this machine.
 
         Raises:
-            ConfigError: its program is in a container image; it is a tuning; its job directory can't be created;
-                `FOOTPLATE_LOG_MB` isn't a number.
+            ConfigError: its program is in a container image; its job directory can't be created; `FOOTPLATE_LOG_MB` isn't
+                a number.
+            MissingExtra: it tunes, and Optuna isn't installed.
         """
         if "hyperparameters" in resolved.spec:
-            raise ConfigError(
-                f"{resolved.name}: on this machine a job is one training, without tuning: leave out hyperparameters."
-            )
+            check_algorithm(TuningPlan.of(resolved.spec["hyperparameters"], seed=0))
         if not resolved.command:
             raise ConfigError(
                 f"{resolved.name}: the spec names a container image and no module. On this machine jobs run as Python "

@@ -15,6 +15,7 @@ from footplate.jobs.backends.local.machine import resources, share_devices
 from footplate.jobs.cluster_env import processes
 from footplate.jobs.execution import BUCKETS
 from footplate.jobs.package import Installed, install, stored
+from footplate.jobs.tuning.trial_jobs import trial_variables
 from footplate.launch.hang_files import HANGS_DIR
 from footplate.launch.rendezvous import HOST, free_addresses
 
@@ -65,7 +66,11 @@ def members(task: Task) -> list[Member]:
     *addresses, rendezvous = free_addresses(HOST, count + 1)
 
     # An Execution has all fields of a resolved job that `processes` reads.
-    replicas = processes(cast("ResolvedJob", execution), addresses, rendezvous, task.attempt - 1, execution.job_dir)
+    trial = execution.trial
+    replicas = processes(
+        cast("ResolvedJob", execution), addresses, rendezvous, task.attempt - 1, execution.job_dir,
+        None if trial is None else trial["number"],
+    )  # fmt: skip
     devices = share_devices(task.job.devices, execution.replicas)
     directory = execution.directory if Path(execution.directory).is_dir() else str(task.home.job(execution.name))
     return [
@@ -73,7 +78,12 @@ def members(task: Task) -> list[Member]:
             replica.role,
             replica.index,
             [str(package.python), "-P", *execution.arguments],
-            {**common, **replica.env, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))} if has_gpus else {})},
+            {
+                **common,
+                **replica.env,
+                **({} if trial is None else trial_variables(trial, task.folder, replica.role, replica.index)),
+                **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))} if has_gpus else {}),
+            },
             directory,
             task.folder / f"{replica.role}-{replica.index}.log",
         )

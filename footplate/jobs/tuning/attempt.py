@@ -1,0 +1,334 @@
+"""A tuning, as its supervisor sees it: an attempt that has trials instead of processes.
+
+    wait, wait, …    each time:  trials whose jobs have ended get their results
+                                 unpromising trials are stopped (`stopping.py`)
+                                 the next trial is added, and its job is queued
+    stop             cancel the jobs of the trials
+    close            nothing: trials have supervisors of their own
+
+The store has all of its state: which trials there are, and their results. So the attempt outlives its supervisor. When the
+supervisor is killed, the next one reads the trials and goes on, and no trial is lost or repeated. A tuning has one
+supervisor at a time, which holds the lock of the tuning's job.
+
+**How many trials run.** `maxParallelTrials` at most, and as many as the machine has room for. At most one trial waits in
+the queue, so that the parameters of a trial are chosen late, with the results of all trials that have ended by then.
+
+**When it ends.** After `maxTrials`, or when all combinations were tried. It succeeds if a trial has a result. It fails
+after `maxFailedTrials` failed trials. Without that number, it fails when `BROKEN` trials have failed and no trial has a
+result: the program is broken then. A trial whose program ends without a measurement has failed. If the last measurement is
+NaN or infinite, the trial is INFEASIBLE: parameters that let a training diverge are a finding, and no failure.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from footplate.core.errors import ConfigError, FootplateError, Unavailable
+from footplate.jobs.home import Home
+from footplate.jobs.record import Job, Process, Trial, TrialState
+from footplate.jobs.scheduling import Resources
+from footplate.jobs.states import FINAL, State
+from footplate.jobs.store.jobs import Store
+from footplate.jobs.supervision.logfiles import Writer
+from footplate.jobs.tuning.measurements import Measurement, Measurements, is_finite, measurements_of
+from footplate.jobs.tuning.plan import TuningPlan, best_of
+from footplate.jobs.tuning.proposals import propose
+from footplate.jobs.tuning.space import to_text
+from footplate.jobs.tuning.stopping import why_stop
+from footplate.jobs.tuning.trial_jobs import continue_job, end_job, make_folder, make_trial
+from footplate.launch.failure import Failure
+
+log = logging.getLogger(__name__)
+
+# Without maxFailedTrials, so many failed trials and no result end the tuning.
+BROKEN = 3
+LOG = "tuning.log"
+# The pause after a failure of the store or the disk.
+AWAY_S = 1.0
+# How often the measurements of running trials are read, if trials may be stopped early.
+MEASURE_S = 1.0
+
+
+class TuningAttempt:
+    """The trials of a tuning. Implements `Attempt`. Call `wait` until it is `over`.
+
+    Args:
+        home: the home of the jobs.
+        store: the store of the jobs.
+        job: the job of the tuning.
+        needs: the part of the machine that a trial needs.
+        folder: the attempt's folder.
+    """
+
+    def __init__(self, home: Home, store: Store, job: Job, needs: Resources, folder: Path) -> None:
+        self._home = home
+        self._store = store
+        self._job = job
+        self._plan = TuningPlan.from_dict(job.plan["tuning"])
+        self._needs = needs
+        self._writer = Writer(folder / LOG)
+        self._stopping = False
+        self._over = False
+        self._failure = ""
+        # On the monotonic clock.
+        self._measure_at = 0.0
+        self._progress = ""
+        # Trials of an earlier submission of this job have run.
+        self.running = job.started is not None
+        self.succeeded = False
+
+    @property
+    def waits_for(self) -> str:
+        """What it waits for until its first trial runs."""
+        return "" if self.running else "its first trial waits in the queue"
+
+    @property
+    def over(self) -> bool:
+        """True when no trial runs, and no other follows."""
+        return self._over
+
+    @property
+    def failure(self) -> Failure | None:
+        """The reason why the tuning failed; None unless it did."""
+        return Failure("exception", self._failure, time.monotonic(), mistake=True) if self._failure else None
+
+    @property
+    def processes(self) -> list[Process]:
+        """Empty: the processes belong to the jobs of the trials."""
+        return []
+
+    def wait(self, timeout_s: float) -> list[Process]:
+        """Move the tuning on, then wait. A store that can't be used for a while is no failure."""
+        try:
+            self._advance()
+        except (Unavailable, OSError) as error:
+            log.warning("%s: %s", self._job.name, error)
+            timeout_s = max(timeout_s, AWAY_S)
+        except FootplateError as error:
+            # Optuna is missing, say. The trials that run must end before the tuning does.
+            self._fail(str(error))
+        except Exception as error:
+            # A supervisor that ends here would be replaced, and fail again, for ever.
+            log.exception("%s", self._job.name)
+            self._fail(f"{type(error).__name__}: {error}")
+        if not self._over:
+            time.sleep(timeout_s)
+        return []
+
+    def stop(self, grace_s: float) -> None:
+        """Cancel the jobs of the trials. Each job's own supervisor lets its program save, for its own grace period."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Close the log. The trials go on."""
+        self._writer.close()
+
+    def _advance(self) -> None:
+        trials = [self._follow(trial) for trial in self._store.trials.of(self._job.name)]
+        if self._stopping or self._failure:
+            self._end_all(trials)
+            return
+        if self._plan.stop_early and (began := time.monotonic()) >= self._measure_at:
+            trials = self._stop_unpromising(trials)
+            # Long files take long to read. At most a tenth of the time goes into that.
+            self._measure_at = time.monotonic() + max(MEASURE_S, 10 * (time.monotonic() - began))
+        active = [trial for trial in trials if not trial.has_ended]
+        if why := self._why_failed(trials):
+            self._fail(why)
+        elif not self._may_add(trials, active) or not self._add(trials):
+            self._over = not active
+        self._tell_progress(trials)
+        if self._over:
+            self._finish(trials)
+
+    def _follow(self, trial: Trial) -> Trial:
+        """Look at the job of a trial. If it has ended, the trial gets its result."""
+        if trial.has_ended:
+            return trial
+        job = self._store.get(trial.job)
+        if trial.state == TrialState.PAUSED and not self._stopping:
+            # It was cancelled with the tuning, which is resubmitted now.
+            if job is not None and job.state == State.CANCELLED:
+                continue_job(self._store, trial.job)
+                self._reconcile()
+            return self._store.trials.change(trial, state=TrialState.ACTIVE, cause="")
+        if job is not None and job.started is not None:
+            self.running = True
+        if job is not None and job.state not in FINAL:
+            return trial
+        if self._stopping and job is not None and job.state == State.CANCELLED and trial.state != TrialState.STOPPING:
+            return self._store.trials.change(trial, state=TrialState.PAUSED, cause="cancelled with its tuning")
+        return self._end(trial, job)
+
+    def _end(self, trial: Trial, job: Job | None) -> Trial:
+        """Write the result of a trial whose job has ended."""
+        measured = self._measure(trial, job)
+        series = measured.series
+        state, cause = result_of(self._plan.metric, trial, job, series, measured.names)
+        step, value = series[-1] if series and is_finite(series[-1]) else (None, None)
+        ended = (job.ended if job is not None else None) or time.time()
+        if state == TrialState.STOPPED_EARLY:
+            # Show in lists of jobs that nobody cancelled it.
+            self._store.explain(trial.job, State.CANCELLED, f"stopped early: {cause}")
+        trial = self._store.trials.change(
+            trial, state=state, measurements=series, value=value, step=step, ended=ended, cause=cause
+        )
+        self._say(_sentence(self._plan, trial))
+        return trial
+
+    def _measure(self, trial: Trial, job: Job | None) -> Measurements:
+        """Read the measurements of a trial so far. Those that its program no longer keeps are in the store."""
+        attempts = job.attempt if job is not None else 0
+        measured = measurements_of(self._home, trial.job, attempts, self._plan.metric)
+        if measured.is_whole or not measured.series:
+            return measured
+        first = measured.series[0][0]
+        earlier = [each for each in trial.measurements if each[0] < first]
+        return replace(measured, series=(*earlier, *measured.series))
+
+    def _stop_unpromising(self, trials: Sequence[Trial]) -> list[Trial]:
+        measured = []
+        for trial in trials:
+            if trial.state == TrialState.ACTIVE:
+                now = self._measure(trial, self._store.get(trial.job))
+                if now.is_whole:
+                    trial = replace(trial, measurements=now.series)
+                elif now.series != trial.measurements:
+                    trial = self._store.trials.change(trial, measurements=now.series)
+            measured.append(trial)
+        result = []
+        for trial in measured:
+            if trial.state == TrialState.ACTIVE:
+                others = [other for other in measured if other.number != trial.number]
+                if why := why_stop(self._plan, trial, others):
+                    trial = self._store.trials.change(trial, state=TrialState.STOPPING, cause=why)
+            if trial.state == TrialState.STOPPING:
+                end_job(self._store, trial.job, f"stopped early: {trial.cause}")
+            result.append(trial)
+        return result
+
+    def _may_add(self, trials: Sequence[Trial], active: Sequence[Trial]) -> bool:
+        if len(trials) >= self._plan.max_trials or len(active) >= self._plan.max_parallel_trials:
+            return False
+        # One that waits for room is enough. A later one is chosen with more results.
+        return all(self._store.state(trial.job) != State.QUEUED for trial in active)
+
+    def _add(self, trials: Sequence[Trial]) -> bool:
+        """Add the next trial. Returns False if all combinations were tried."""
+        number = len(trials) + 1
+        parameters = propose(self._plan, number, trials)
+        if parameters is None:
+            return False
+        trial, job = make_trial(self._job, self._plan, number, parameters, self._needs)
+        if self._store.get(job.name) is not None:
+            self._fail(f"a job {job.name} exists already, and trial {number} needs its name")
+            return True
+        make_folder(self._home, self._job, job)
+        if not self._store.trials.add(trial, job):
+            self._fail(f"a job {job.name} exists already, and trial {number} needs its name")
+            return True
+        self._say(f"trial {number} begins: {_parameters(trial)}")
+        self._reconcile()
+        return True
+
+    def _why_failed(self, trials: Sequence[Trial]) -> str:
+        """Explain why the failures of trials end the tuning; empty if they don't. A resubmission forgives failures."""
+        failed = [
+            trial for trial in trials if trial.state == TrialState.FAILED and (trial.ended or 0) > self._job.queued
+        ]
+        has_result = any(trial.state == TrialState.SUCCEEDED for trial in trials)
+        limit = self._plan.max_failed_trials
+        if limit and len(failed) >= limit:
+            return f"{len(failed)} trials failed, and maxFailedTrials is {limit}. The last: {failed[-1].cause}"
+        if not limit and len(failed) >= BROKEN and not has_result:
+            return f"{len(failed)} trials failed, and none has a result. The last: {failed[-1].cause}"
+        return ""
+
+    def _fail(self, why: str) -> None:
+        self._failure = self._failure or why
+        self._say(why)
+
+    def _end_all(self, trials: Sequence[Trial]) -> None:
+        """Cancel the jobs of all trials. It is over when they have ended."""
+        left = [trial for trial in trials if not trial.has_ended and trial.state != TrialState.PAUSED]
+        cause = "its tuning failed" if self._failure else "cancelled with its tuning"
+        # The next call finds the ended jobs.
+        self._stopping = True
+        for trial in left:
+            end_job(self._store, trial.job, cause)
+        self._over = not left
+
+    def _finish(self, trials: Sequence[Trial]) -> None:
+        best = best_of(self._plan, trials)
+        self.succeeded = best is not None
+        if best is None and not self._failure:
+            failed = [trial for trial in trials if trial.state == TrialState.FAILED]
+            self._fail("no trial has a result" + (f". The last failure: {failed[-1].cause}" if failed else ""))
+
+    def _tell_progress(self, trials: Sequence[Trial]) -> None:
+        """Show in lists how far the tuning is."""
+        best = best_of(self._plan, trials)
+        ended = sum(trial.has_ended for trial in trials)
+        progress = f"{ended} of {self._plan.max_trials} trials have ended"
+        if best is not None:
+            progress += f"; the best: {best.job}, {self._plan.metric}={best.value:.6g}"
+        if progress != self._progress:
+            self._store.explain(self._job.name, State.RUNNING, progress)
+            self._progress = progress
+
+    def _reconcile(self) -> None:
+        # Import here: the reconcile pass imports the backends.
+        from footplate.jobs.supervision.reconcile import reconcile
+
+        try:
+            reconcile(self._home, self._store)
+        except (ConfigError, OSError) as error:
+            # The trial is in the queue, and a later pass starts it.
+            log.warning("%s: %s", self._job.name, error)
+
+    def _say(self, sentence: str) -> None:
+        self._writer.write(f"{sentence}\n".encode())
+
+
+def result_of(
+    metric: str, trial: Trial, job: Job | None, series: Sequence[Measurement], names: Sequence[str] = ()
+) -> tuple[TrialState, str]:
+    """The final state of a trial, and its cause.
+
+    Args:
+        metric: the metric's name.
+        trial: the trial.
+        job: its job, which has ended; None if it was deleted.
+        series: the measurements.
+        names: other metrics that the program logged.
+    """
+    if job is None:
+        return TrialState.FAILED, f"its job {trial.job} was deleted"
+    if job.state == State.CANCELLED:
+        stopped = trial.state == TrialState.STOPPING
+        return (TrialState.STOPPED_EARLY, trial.cause) if stopped else (TrialState.CANCELLED, job.cause)
+    if job.state == State.FAILED:
+        return TrialState.FAILED, job.cause
+    if not series:
+        logged = f" It logged {', '.join(names)}." if names else ""
+        return TrialState.FAILED, (
+            f'it ended without a value of "{metric}", its hyperparameterMetricTag.{logged} Log that metric with self.log, '
+            "or report it with cloudml-hypertune."
+        )
+    if not is_finite(series[-1]):
+        return TrialState.INFEASIBLE, f"{metric} is {series[-1][1]} at step {series[-1][0]:g}"
+    return TrialState.SUCCEEDED, ""
+
+
+def _sentence(plan: TuningPlan, trial: Trial) -> str:
+    value = f": {plan.metric}={trial.value:.6g} at step {trial.step:g}" if trial.value is not None else ""
+    cause = f" ({trial.cause})" if trial.cause else ""
+    return f"trial {trial.number} is {trial.state}{value}{cause}: {_parameters(trial)}"
+
+
+def _parameters(trial: Trial) -> str:
+    return " ".join(f"{name}={to_text(value)}" for name, value in trial.parameters.items())

@@ -1,0 +1,49 @@
+"""The backend of a tuning's own job. Its trials run on the backend that the job names, and it needs nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from footplate.core.errors import Unavailable
+from footplate.jobs.backends import get_backend
+from footplate.jobs.backends.contract import RunningProcesses, Task
+from footplate.jobs.record import Job, Process
+from footplate.jobs.spec.resolving import ResolvedJob
+from footplate.jobs.store.jobs import Store
+from footplate.jobs.tuning.attempt import TuningAttempt
+
+
+class TuningBackend:
+    """Where a tuning runs: in its supervisor, and in its trials.
+
+    Args:
+        store: the store of the jobs.
+    """
+
+    # The trials have supervisors of their own.
+    outlives = True
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def find(self, task: Task) -> TuningAttempt:
+        """The tuning, as far as it is."""
+        needs = get_backend(task.job.backend).needs(ResolvedJob.from_dict(task.job.spec))
+        return TuningAttempt(task.home, self._store, task.job, needs, task.folder)
+
+    def prepare(self, task: Task) -> None:
+        """Do nothing: each trial installs its package."""
+
+    def begin(self, task: Task) -> TuningAttempt:
+        """The tuning from its beginning."""
+        return self.find(task)
+
+    def reach(self, job: Job, processes: Sequence[Process], what: str) -> RunningProcesses:
+        """Refuse: the processes belong to trials.
+
+        Raises:
+            Unavailable: always.
+        """
+        raise Unavailable(
+            f"{job.name} is a tuning, and its trials have processes. Ask one: footplate jobs {what} {job.name}_trial_1"
+        )

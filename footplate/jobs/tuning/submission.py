@@ -1,0 +1,95 @@
+"""A tuning when it is submitted: its plan, and the checks that need the store."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from footplate.core.errors import ConfigError
+from footplate.jobs.states import FINAL
+from footplate.jobs.store.jobs import Store, WrongState
+from footplate.jobs.tuning.plan import EarlierTrial, TuningPlan
+from footplate.jobs.tuning.trial_jobs import trial_name
+
+if TYPE_CHECKING:
+    from footplate.jobs.spec.resolving import ResolvedJob
+
+# Names of jobs have at most 128 characters.
+_NAME_CHARACTERS = 128
+SEED = "FOOTPLATE_SEED"
+
+
+def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any]) -> TuningPlan | None:
+    """The plan of a job that tunes; None for a job that is one training.
+
+    Args:
+        resolved: the job; it has a name.
+        store: the store of the jobs.
+        options: `seed` and `stop_early`, which a config can't express. Without a seed, `FOOTPLATE_SEED` gives it, or one is
+            drawn and kept with the job.
+
+    Raises:
+        ConfigError: its trials can't have names; the tuning that it continues can't be continued.
+        WrongState: a job has the name of a trial.
+    """
+    spec = resolved.spec.get("hyperparameters")
+    if spec is None:
+        return None
+    name = resolved.name or ""
+    plan = TuningPlan.of(spec, _seed(options), _earlier(spec, store), options.get("stop_early", ""))
+    longest = trial_name(name, plan.max_trials)
+    if len(longest) > _NAME_CHARACTERS:
+        raise ConfigError(
+            f"{name}: the name of its last trial, {longest[:20]}…, would be longer than {_NAME_CHARACTERS} characters. "
+            "Choose a shorter name."
+        )
+    is_trial = re.compile(re.escape(name) + r"_trial_\d+")
+    if taken := next((job.name for job in store.list() if is_trial.fullmatch(job.name)), None):
+        raise WrongState(
+            f"there is a job {taken} already, and a trial of {name} would have its name. Choose another name, or delete "
+            f"it: footplate jobs delete {taken}"
+        )
+    return plan
+
+
+def _seed(options: Mapping[str, Any]) -> int:
+    if options.get("seed") is not None:
+        return int(options["seed"])
+    text = os.environ.get(SEED)
+    if not text:
+        return secrets.randbelow(2**31)
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f'{SEED}="{text}": expected a whole number.') from None
+
+
+def _earlier(spec: Mapping[str, Any], store: Store) -> list[EarlierTrial]:
+    """The finished trials of the tuning that `resumePreviousJobId` names, and of those that it continued itself."""
+    name = spec.get("resumePreviousJobId")
+    if name is None:
+        return []
+    origin = f"trainingInput.hyperparameters.resumePreviousJobId: {name}"
+    job = store.get(name)
+    if job is None or job.plan.get("tuning") is None:
+        raise ConfigError(f"{origin} is no tuning in this store. See: footplate jobs list")
+    if job.state not in FINAL:
+        raise ConfigError(f"{origin} is {job.state}: wait until it ends, or cancel it: footplate jobs cancel {name}")
+    plan, wanted = TuningPlan.from_dict(job.plan["tuning"]), TuningPlan.of(spec, 0)
+    for key, now, before in (
+        ("goal", wanted.goal, plan.goal),
+        ("hyperparameterMetricTag", wanted.metric, plan.metric),
+        ("params", wanted.parameters, plan.parameters),
+    ):
+        if now != before:
+            shown = "" if key == "params" else f": {now} here, {before} there"
+            raise ConfigError(f"{origin} has other {key}{shown}. Its results count only for the same {key}.")
+    own = [
+        EarlierTrial(trial.job, str(trial.state), trial.parameters, trial.value)
+        for trial in store.trials.of(name)
+        if trial.has_ended
+    ]
+    return [*plan.earlier, *own]
