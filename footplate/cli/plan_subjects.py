@@ -9,6 +9,7 @@ import torch
 
 from footplate.cli.fit import parser
 from footplate.cli.fit_arguments import instantiate, parse
+from footplate.planning.layouts import Strategy
 from footplate.planning.subject import Subject, batch_size_of, example_of, precision_of
 
 
@@ -66,7 +67,16 @@ def configured(
         epochs=epochs or max(1, trainer.max_epochs or 1),
         gradient_clip_val=trainer.gradient_clip_val,
         assumed=tuple(assumed),
+        strategy=_strategy_of(trainer.strategy),
+        # A CUDA graph replays the kernels of an eager step.
+        compile=bool(trainer.compile) and trainer.compile != "cudagraphs",
     )
+
+
+def _strategy_of(strategy: Any) -> Strategy:
+    """Return the strategy of a run as a plan knows it. Several processes of "auto" and of "replicas" are data-parallel."""
+    known = not isinstance(strategy, str) or strategy in ("fsdp", "model_parallel")
+    return strategy if known else "ddp"
 
 
 def _rows_of(data: Any, batch_size: int) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from footplate.planning.hlo import Collective
+from footplate.planning.layouts import Layout
 from footplate.planning.roofline import Roofline
 from footplate.planning.targets import Target
 
@@ -42,7 +43,7 @@ class Choice:
     Attributes:
         target: the hardware.
         batch_size: the global batch size.
-        per_device: the batch size of one device.
+        per_device: the batch size of one device; with tensor parallelism, that of a group.
         fits: True if the memory suffices.
         memory: the memory of one device.
         flops: floating-point operations of one device in a step.
@@ -59,6 +60,9 @@ class Choice:
         counted_by: "the TPU's compiler", "XLA" or "the graph".
         compile_s: the duration of the compilation, when the program was compiled.
         problem: the reason why there is no result, or a remark about it.
+        layout: how the devices share the training; None if a compiler planned it, by data parallelism.
+        strategy: the layout as the argument `strategy` of a `Trainer`.
+        rejected: other layouts, and why they aren't used.
     """
 
     target: Target
@@ -79,6 +83,9 @@ class Choice:
     counted_by: str
     compile_s: float | None = None
     problem: str | None = None
+    layout: Layout | None = None
+    strategy: str | None = None
+    rejected: tuple[str, ...] = ()
 
 
 def usd_per_sample(choice: Choice) -> float | None:

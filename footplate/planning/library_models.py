@@ -91,13 +91,13 @@ def _make_net(name: str) -> tuple[nn.Module, tuple[str, ...]]:
 
     A class of transformers gets its default configuration.
     """
-    make = _find_callable(name)
+    make = find_callable(name)
     configuration = getattr(make, "config_class", None)
     try:
         with torch.device("meta"):
             net = make(configuration()) if configuration else make()
     except Exception as error:
-        raise ConfigError(f"--model {name} can't be made without arguments: {_one_line(error)}") from error
+        raise ConfigError(f"--model {name} can't be made without arguments: {one_line(error)}") from error
     if not isinstance(net, nn.Module):
         raise ConfigError(f"--model {name} made a {type(net).__name__}: expected a torch.nn.Module.")
     if next(net.parameters(), None) is None:
@@ -115,7 +115,7 @@ def _example_logits(name: str, net: nn.Module, inputs: Tensor) -> Tensor:
     except Exception as error:
         raise ConfigError(
             f"--model {name} fails on inputs of shape {tuple(inputs.shape)} on the meta device, which have no values: "
-            f"{_one_line(error)} Give the right --input, or plan a module with a training_step: fp.plan(module, batch, "
+            f"{one_line(error)} Give the right --input, or plan a module with a training_step: fp.plan(module, batch, "
             "on=[…])."
         ) from error
     if logits.dim() < 2:
@@ -126,19 +126,24 @@ def _example_logits(name: str, net: nn.Module, inputs: Tensor) -> Tensor:
     return logits
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Format an error of foreign code as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": .") + "."
 
 
-def _find_callable(name: str) -> Any:
+def find_callable(name: str) -> Any:
+    """Import a callable by its name, `module:callable`.
+
+    Raises:
+        ConfigError: there is no such module, or it has no such callable.
+    """
     module_name, colon, attribute = name.partition(":")
     if not colon or not attribute or not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f"--model {name}: expected module:callable, such as torchvision.models:resnet50.")
     try:
         module = _import_module(module_name)
     except Exception as error:
-        raise ConfigError(f"--model {name}: {module_name} can't be imported: {_one_line(error)}") from error
+        raise ConfigError(f"--model {name}: {module_name} can't be imported: {one_line(error)}") from error
     if not callable(getattr(module, attribute, None)):
         names = [key for key in dir(module) if not key.startswith("_") and callable(getattr(module, key))]
         raise ConfigError(f"--model {name}: {module_name} has no {attribute}. {did_you_mean(attribute, names)[:200]}")

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from footplate.catalog.rows import catalog
 from footplate.planning.choices import Choice, Measured, usd_per_sample
+from footplate.planning.layouts import Layout
 from footplate.planning.subject import Subject
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 COLUMNS = (
-    "on", "batch", "fits", "memory", "of", "TFLOP", "GB moved", "MB sent",
+    "on", "by", "batch", "fits", "memory", "of", "TFLOP", "GB moved", "MB sent",
     "step ≥", "bound by", "samples/s ≤", "time ≥", "price ≥", "largest batch",
 )  # fmt: skip
 
@@ -84,6 +85,9 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "on": target.name,
         "kind": target.kind,
         "devices": target.devices,
+        "layout": _layout(choice),
+        "strategy": choice.strategy,
+        "batch_size": choice.batch_size,
         "batch_per_device": choice.per_device,
         "fits": choice.fits,
         "memory": {**asdict(choice.memory), "headroom": choice.memory.headroom},
@@ -94,6 +98,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "compute_s": times.compute_s,
         "memory_s": times.memory_s,
         "interconnect_s": times.interconnect_s,
+        "kernels_s": times.kernels_s,
         "step_s": times.step_s,
         "bound_by": times.roof,
         "samples_per_second": choice.samples_per_second,
@@ -107,6 +112,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "counted_by": choice.counted_by,
         "compile_s": choice.compile_s,
         "problem": choice.problem,
+        "rejected": list(choice.rejected),
         "sources": _sources(choice),
         "as_of": row.as_of if row else None,
     }
@@ -122,6 +128,7 @@ def to_table(plan: Plan) -> RenderableType:
     table = Table(*COLUMNS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
+    table.columns[1].no_wrap = True
     for choice in plan.choices:
         table.add_row(*_cells(choice))
     return Group(Text(_title(plan)), table, *(Text(line) for line in _notes(plan)))
@@ -131,7 +138,7 @@ def to_text(plan: Plan) -> str:
     """Render the table and the notes as text."""
     from rich.console import Console
 
-    console = Console(width=150, highlight=False, color_system=None)
+    console = Console(width=170, highlight=False, color_system=None)
     with console.capture() as capture:
         console.print(to_table(plan))
     return capture.get()
@@ -140,7 +147,14 @@ def to_text(plan: Plan) -> str:
 def _title(plan: Plan) -> str:
     subject = plan.subject
     length = f", {subject.rows:,} rows × {subject.epochs} epochs" if subject.rows else ""
-    return f"{subject.name}, {subject.precision}, batch of {subject.batch_size:,} on all devices together{length}"
+    batch = (
+        "the best batch of each" if subject.free_batch else f"batch of {subject.batch_size:,} on all devices together"
+    )
+    return f"{subject.name}, {subject.precision}, {batch}{length}"
+
+
+def _layout(choice: Choice) -> str:
+    return str(choice.layout or Layout("ddp", choice.target.devices))
 
 
 def _cells(choice: Choice) -> list[str]:
@@ -148,7 +162,8 @@ def _cells(choice: Choice) -> list[str]:
     sent = sum(collective.nbytes for collective in choice.collectives)
     return [
         target.name,
-        f"{choice.per_device} × {target.devices}",
+        _layout(choice),
+        f"{choice.per_device} × {choice.batch_size // choice.per_device}",
         "yes" if choice.fits else "NO",
         _gib(memory.peak),
         _gib(memory.limit),
@@ -167,6 +182,12 @@ def _cells(choice: Choice) -> list[str]:
 def _notes(plan: Plan) -> list[str]:
     lines = [f"Assumed: {assumption}" for assumption in plan.subject.assumed]
     lines += [f"{choice.target.name}: {choice.problem}" for choice in plan.choices if choice.problem]
+    for choice in plan.choices:
+        if choice.strategy and choice.target.devices > 1:
+            lines.append(f"{choice.target.name}: {choice.layout} is strategy={choice.strategy}.")
+        if choice.rejected:
+            lines.append(f"{choice.target.name}: not {'; '.join(choice.rejected)}.")
+    lines += _between_machines(plan)
     unknown = [
         choice.target.name
         for choice in plan.choices
@@ -201,6 +222,17 @@ def _notes(plan: Plan) -> list[str]:
             f"(predicted: {_gib(measured.predicted_peak_bytes)})."
         )
     return lines
+
+
+def _between_machines(plan: Plan) -> list[str]:
+    """Say for which targets the rate between machines isn't known."""
+    several = [
+        choice.target.name
+        for choice in plan.choices
+        if choice.target.kind == "gpu" and choice.target.devices > choice.target.machine_devices
+    ]
+    names = ", ".join(several)
+    return [f"{names}: the catalog has no rate between machines; sending is at the rate within one."] if several else []
 
 
 def _sources(choice: Choice) -> list[str]:

@@ -1,9 +1,9 @@
 """`fp.plan`: predict whether a training fits, its highest speed and its least price on hardware that isn't here.
 
 The order of events: names of hardware → the batch divided among devices → one capture for each size of a device's batch → a
-check for missing operations, which names all of them → for each slice (and for `cpu`) a compilation, for each GPU an
-analysis of the graph → step times by roofline, hours, prices → the cheapest and the fastest. A mistake is reported before
-the first compilation begins.
+check for missing operations, which names all of them → for each slice (and for `cpu`) a compilation, for GPUs an analysis
+of the graph in each layout that makes sense → step times by roofline, hours, prices → the cheapest and the fastest. A
+mistake is reported before the first compilation begins.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import torch
-
 from footplate.core.errors import ConfigError
-from footplate.hardware import cpu_rates
 from footplate.planning import largest_batch
 from footplate.planning.choices import Choice, Measured, Memory
-from footplate.planning.hlo import Collective, wire_bytes
+from footplate.planning.counted_choice import counted_choice
+from footplate.planning.hlo import wire_bytes
+from footplate.planning.layouts import Strategy, check_strategy
 from footplate.planning.program_client import Program, compiled_program
+from footplate.planning.rank_step import RankSteps
 from footplate.planning.report import Plan
-from footplate.planning.roofline import Roofline, roofline
 from footplate.planning.serialized_step import serialize
 from footplate.planning.subject import (
     Subject,
@@ -33,8 +32,9 @@ from footplate.planning.subject import (
     require_sizes,
 )
 from footplate.planning.targets import Target, target_of
+from footplate.planning.timing import with_times
 from footplate.step.xla.capture import Captured
-from footplate.step.xla.capture.needs import Needs, needs
+from footplate.step.xla.capture.needs import needs
 
 
 def plan(
@@ -49,6 +49,8 @@ def plan(
     gradient_clip_val: float | None = None,
     search: bool = False,
     measure: bool = False,
+    strategy: Strategy = "auto",
+    compile: bool = False,
 ) -> Plan:
     """Predict the needs, the speed and the price of a training on hardware that isn't here.
 
@@ -67,6 +69,9 @@ def plan(
         gradient_clip_val: as for the `Trainer`.
         search: also find the largest batch by compiling, with at most five more compilations for each slice.
         measure: run some steps on this CPU and compare; `on` must name "cpu".
+        strategy: how devices share the training: "ddp", "fsdp", "model_parallel", an `FSDPStrategy` or a
+            `ModelParallelStrategy`. "auto" tries them on GPUs, and takes the fastest of those that fit.
+        compile: the steps on GPUs are compiled, which fuses elementwise operations. Otherwise each of these is a kernel.
 
     Raises:
         ConfigError: a name is unknown, the batch can't be divided evenly, or a number is out of range.
@@ -86,6 +91,8 @@ def plan(
         rows=dataset_rows,
         epochs=epochs,
         gradient_clip_val=gradient_clip_val,
+        strategy=strategy,
+        compile=compile,
     )
     return plan_for(subject, on, search, measure)
 
@@ -94,18 +101,42 @@ def plan_for(subject: Subject, on: Sequence[str], search: bool = False, measure:
     """Make a plan, like `plan`, for a given subject."""
     if not on:
         raise ConfigError('on: expected names of hardware, such as "v5e-8,H100,cpu".')
+    check_strategy(subject.strategy)
     targets = [target_of(name) for name in on]
     for target in targets:
-        per_device(subject, target.devices)
+        if subject.free_batch:
+            _require_counted(subject, target)
+        elif not (_is_counted(subject, target) and subject.batch_size < target.devices):
+            per_device(subject, target.devices)
 
     # Missing operations are reported before the first compilation, which may take minutes.
     captures = _Captures(subject)
-    compiling = [target for target in targets if target.kind != "gpu"]
+    compiling = [target for target in targets if not _is_counted(subject, target)]
     if compiling:
         _require_operations(captures.of(compiling[0], subject.batch_size))
 
-    choices = tuple(_choice(subject, target, captures, search) for target in targets)
+    steps = RankSteps(subject) if len(compiling) < len(targets) else None
+    choices = tuple(
+        _compiled(subject, target, captures, search) if target in compiling else counted_choice(subject, target, steps)
+        for target in targets
+    )
     return Plan(subject, choices, _measured(subject, choices) if measure else None)
+
+
+def _is_counted(subject: Subject, target: Target) -> bool:
+    """Return True if a target is planned from the graph: GPUs, and slices whose devices share the state."""
+    return target.kind == "gpu" or (target.kind == "tpu" and subject.strategy not in ("auto", "ddp"))
+
+
+def _require_counted(subject: Subject, target: Target) -> None:
+    """Check that the plan can choose a batch for a target.
+
+    Raises:
+        ConfigError: a compiler plans the target, for a batch that must be given.
+    """
+    if not _is_counted(subject, target):
+        fsdp = ', or strategy="fsdp", which is counted from the graph' if target.kind == "tpu" else ""
+        raise ConfigError(f"{target.name}: the compiler needs a batch. Give --batch-size{fsdp}.")
 
 
 def _measured(subject: Subject, choices: Sequence[Choice]) -> Measured:
@@ -139,19 +170,11 @@ def _require_operations(captured: Captured) -> None:
     require_ops(captured.name, captured.graph)
 
 
-def _choice(subject: Subject, target: Target, captures: _Captures, search: bool) -> Choice:
+def _compiled(subject: Subject, target: Target, captures: _Captures, search: bool) -> Choice:
+    """Predict for a slice, or for this machine, from the compiler's facts."""
     captured_step = captures.of(target, subject.batch_size)
     counted = needs(captured_step)
-    if target.kind == "gpu":
-        return _counted_choice(subject, target, counted, captures)
     program = compiled_program(serialize(captured_step), target)
-    return _compiled_choice(subject, target, counted, program, captures, search)
-
-
-def _compiled_choice(
-    subject: Subject, target: Target, counted: Needs, program: Program, captures: _Captures, search: bool
-) -> Choice:
-    """Predict for a slice, or for this machine, from the compiler's facts."""
     size = subject.batch_size // target.devices
     fits = _fits(program, target)
 
@@ -181,7 +204,7 @@ def _compiled_choice(
     # bytes are the bounds.
     flops = max(program.flops, counted.flops)
     nbytes = min(program.accessed_bytes, counted.traffic_bytes)
-    return _with_times(
+    return with_times(
         subject,
         target,
         fits=fits,
@@ -191,6 +214,7 @@ def _compiled_choice(
         nbytes=nbytes if fits else None,
         accessed=program.accessed_bytes if fits else None,
         collectives=program.collectives,
+        wire=wire_bytes(program.collectives, target.devices),
         largest_batch=largest and largest * target.devices,
         searched=search,
         counted_by="the TPU's compiler" if target.kind == "tpu" else "XLA",
@@ -201,72 +225,6 @@ def _compiled_choice(
 
 def _fits(program: Program, target: Target) -> bool:
     return program.too_large is None and program.peak_bytes <= target.memory_bytes
-
-
-def _counted_choice(subject: Subject, target: Target, counted: Needs, captures: _Captures) -> Choice:
-    """Predict for a GPU, from the graph. A second capture with twice the batch shows what grows with the batch."""
-    size = subject.batch_size // target.devices
-    twice = captures.of(target, 2 * subject.batch_size)
-    growing = max(1, needs(twice).peak_bytes - counted.peak_bytes)
-    largest = largest_batch.guess(size, counted.peak_bytes - growing, growing, target.memory_bytes)
-
-    exchanged = [Collective("all-reduce", 1, counted.averaged_bytes)] if target.devices > 1 else []
-    rate = target.flops_per_s(subject.precision)
-    return _with_times(
-        subject,
-        target,
-        fits=counted.peak_bytes <= target.memory_bytes,
-        memory=Memory(
-            limit=target.memory_bytes,
-            peak=counted.peak_bytes,
-            arguments=counted.state_bytes + counted.batch_bytes,
-            temporaries=counted.peak_bytes - counted.state_bytes - counted.batch_bytes,
-        ),
-        flops=counted.flops,
-        convolutions=counted.convolution_flops / max(1.0, counted.flops),
-        nbytes=float(counted.traffic_bytes),
-        accessed=None,
-        collectives=tuple(exchanged),
-        largest_batch=largest and largest * target.devices,
-        searched=False,
-        counted_by="the graph",
-        problem=None if rate else f"the catalog has no rate of {target.name} for {subject.precision}.",
-    )
-
-
-def _with_times(subject: Subject, target: Target, *, fits: bool, convolutions: float, **facts: Any) -> Choice:
-    """Add times, hours and price to the facts of a choice. A choice that doesn't fit has none of these.
-
-    `convolutions` is the part of convolutions in the arithmetic.
-    """
-    times = Roofline(None, None, None)
-    if fits:
-        on_cpu = target.kind == "cpu"
-        dtype = torch.bfloat16 if subject.precision.startswith("bf16") else torch.float32
-        times = roofline(
-            facts["flops"],
-            facts["nbytes"],
-            wire_bytes(facts["collectives"], target.devices),
-            flops_per_s=cpu_rates.flops_per_s(dtype) if on_cpu else target.flops_per_s(subject.precision, convolutions),
-            bytes_per_s=cpu_rates.bytes_per_s() if on_cpu else target.bytes_per_s,
-            wire_bytes_per_s=target.wire_bytes_per_s,
-        )
-
-    speed = subject.batch_size / times.step_s if times.step_s else None
-    hours = subject.rows * subject.epochs / speed / 3600 if speed and subject.rows else None
-    usd = hours * target.usd_per_hour if hours is not None and target.usd_per_hour is not None else None
-
-    return Choice(
-        target=target,
-        batch_size=subject.batch_size,
-        per_device=subject.batch_size // target.devices,
-        fits=fits,
-        roofline=times,
-        samples_per_second=speed,
-        hours=hours,
-        usd=usd,
-        **facts,
-    )
 
 
 def _first_line(text: str) -> str:

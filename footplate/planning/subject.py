@@ -15,6 +15,7 @@ from torch import Tensor
 
 from footplate.core.errors import ConfigError
 from footplate.core.hooks import overrides
+from footplate.planning.layouts import Strategy
 from footplate.step.optimizers import configure
 from footplate.step.precision import Precision
 from footplate.step.xla.capture import Captured, CaptureError, capture_training
@@ -40,6 +41,9 @@ class Subject:
         epochs: the number of epochs.
         gradient_clip_val: as for the `Trainer`.
         assumed: sentences that state the assumptions.
+        strategy: how devices share the training: one of `layouts.STRATEGIES`, or a strategy with its options.
+        compile: True if GPUs run a compiled step, whose elementwise operations are fused.
+        free_batch: True if the plan chooses the batch size of each target, and `batch_size` is only an example.
     """
 
     name: str
@@ -51,6 +55,9 @@ class Subject:
     epochs: int = 1
     gradient_clip_val: float | None = None
     assumed: tuple[str, ...] = ()
+    strategy: Strategy = "auto"
+    compile: bool = False
+    free_batch: bool = False
 
     @property
     def steps(self) -> int:
@@ -110,7 +117,11 @@ def captured(subject: Subject, size: int, averages: bool) -> Captured:
         CaptureError: the step can't be captured.
         ConfigError: the module has no optimizer, or several.
     """
-    module = prepared(subject)
+    return capture_prepared(subject, prepared(subject), size, averages)
+
+
+def capture_prepared(subject: Subject, module: Any, size: int, averages: bool) -> Captured:
+    """Capture the training step of one device, for a module that `prepared` has made. See `captured`."""
     optimizers, _ = configure(module)
     if len(optimizers) != 1:
         raise ConfigError(

@@ -26,7 +26,7 @@ MOST_CHIPS = {2: 256, 3: 512}
 
 @dataclass(frozen=True)
 class Target:
-    """A slice, some GPUs of one machine, or this machine's processor.
+    """A slice, some GPUs of one machine or of several equal ones, or this machine's processor.
 
     Attributes:
         name: the name that the user gave.
@@ -40,6 +40,7 @@ class Target:
         wire_bytes_per_s: the rate at which a device sends to other devices of its slice or machine, in one direction.
         usd_per_hour: the price of all of it together.
         machine: the machine or chips that the price is for. None for a part of the GPUs of the smallest machine.
+        machine_devices: the devices that `wire_bytes_per_s` connects: those of one machine, or of the slice.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Target:
     wire_bytes_per_s: float | None
     usd_per_hour: float | None
     machine: str | None
+    machine_devices: int = 1
 
     @property
     def options(self) -> dict[str, object]:
@@ -89,7 +91,7 @@ def target_of(name: str) -> Target:
     gpus = {row.short.lower(): row for row in catalog().accelerators.values() if row.kind == "gpu"}
     if text.lower() in gpus:
         return _gpus(text, gpus[text.lower()], 1)
-    several = re.fullmatch(r"(.+)x([1-9][0-9]{0,5})", text.lower())
+    several = re.fullmatch(r"(.+)[x:]([1-9][0-9]{0,5})", text.lower())
     if several and several[1] in gpus:
         return _gpus(text, gpus[several[1]], int(several[2]))
     options = ["cpu", *(f"{generation}-8" for generation in generations()), *(row.short for row in gpus.values())]
@@ -117,11 +119,18 @@ def _slice(name: str, tpu_slice: Slice) -> Target:
         wire_bytes_per_s=wire * 1e9 / 2 / generation.devices_per_chip if wire else None,
         usd_per_hour=row.usd_per_hour * chips if row.usd_per_hour else None,
         machine=f"{chips} {row.short} chip{'s' * (chips > 1)}, with the machines",
+        machine_devices=devices,
     )
 
 
 def _gpus(name: str, row: Accelerator, count: int) -> Target:
-    machine, price = _machine_of(row, count)
+    most = max(_counts_of(row), default=count)
+    machines, rest = divmod(count, most)
+    if machines > 1 and not rest:
+        machine, price = _machine_of(row, most)
+        machine, price = f"{machines} × {machine}", price and price * machines
+    else:
+        machine, price = _machine_of(row, count)
     wire = row.interconnect_gb_per_s
     return Target(
         name=name,
@@ -135,7 +144,18 @@ def _gpus(name: str, row: Accelerator, count: int) -> Target:
         wire_bytes_per_s=wire * 1e9 / 2 if wire else None,
         usd_per_hour=price,
         machine=machine,
+        machine_devices=min(count, most),
     )
+
+
+def _counts_of(row: Accelerator) -> set[int]:
+    """Return the numbers of a GPU that a machine can have."""
+    data = catalog()
+    counts = {each.accelerator_count for each in data.machines.values() if each.accelerator == row.name}
+    for (_, accelerator), valid in data.counts.items():
+        if accelerator == row.name:
+            counts.update(valid)
+    return counts
 
 
 def _machine_of(row: Accelerator, count: int) -> tuple[str | None, float | None]:
@@ -156,14 +176,12 @@ def _machine_of(row: Accelerator, count: int) -> tuple[str | None, float | None]
     ]
     candidates = sorted([*built_in, *attached], key=lambda each: (each.vcpus or 0, each.memory_gb or 0))
     if not candidates:
-        valid = {each.accelerator_count for each in machines if each.accelerator == row.name}
-        for (_, accelerator), counts in data.counts.items():
-            if accelerator == row.name:
-                valid.update(counts)
+        valid = _counts_of(row)
         if count < min(valid, default=0):
             return None, None
         raise ConfigError(
-            f"no machine of the catalog has {count} {row.short}. Choose {', '.join(map(str, sorted(valid)))} of them."
+            f"no machine of the catalog has {count} {row.short}. Choose {', '.join(map(str, sorted(valid)))} of them, or a "
+            f"multiple of {max(valid)} for several machines."
         )
 
     machine = candidates[0]

@@ -227,6 +227,39 @@ def test_a_configuration_file_is_planned_with_its_batch_precision_and_epochs(tmp
         assert line in shown
 
 
+def test_the_strategy_of_a_run_is_planned(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "model: {class_path: planning.nets.Small}\n"
+        "data: {class_path: planning.nets.Batches}\n"
+        "trainer: {strategy: fsdp}\n"
+    )
+    assert main(["plan", str(file), "--on", "H100x8", "--format", "json"]) == 0
+    (choice,) = json.loads(capsys.readouterr().out)["choices"]
+    assert choice["layout"].startswith("fsdp 8")
+
+
+def test_where_data_parallelism_does_not_fit_the_state_is_sharded_and_the_plan_says_why():
+    class Adaptive(Small):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+    with torch.device("meta"):
+        module = Adaptive()
+        module.first = torch.nn.Linear(WIDTH, 40_000, bias=False)
+        module.second = torch.nn.Linear(40_000, 112_000, bias=False)  # 18 GB, and twice as much of the optimizer's
+    (choice,) = fp.plan(module, batch(8), on=["H100x8"]).choices
+    assert choice.fits
+    assert str(choice.layout) in ("fsdp 8", "fsdp 8, kept")
+    assert choice.rejected[0].startswith("ddp: needs")
+    assert choice.memory.arguments < 3 * 18e9 / 8 + 1e6
+
+
+def test_fewer_rows_than_devices_need_tensor_parallelism():
+    with pytest.raises(fp.ConfigError, match="can't be divided evenly by 8 devices"):
+        fp.plan(Small(), batch(4), on=["H100x8"])
+
+
 def test_a_librarys_model_is_planned_as_a_classifier_and_that_is_said(capsys):
     argv = ["plan", "--model", "torchvision.models:alexnet", "--batch-size", "8", "--on", "T4"]
     assert main(argv) == 0

@@ -75,6 +75,19 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(name, said):
         target_of(name)
 
 
+def test_gpus_are_counted_with_an_x_or_a_colon():
+    assert target_of("H100:8").machine == target_of("H100x8").machine == "a3-highgpu-8g"
+
+
+def test_more_gpus_than_a_machine_has_are_several_machines():
+    several, one = target_of("A100x32"), target_of("A100x16")
+    assert several.machine == f"2 × {one.machine}"
+    assert several.usd_per_hour == 2 * one.usd_per_hour
+    assert several.machine_devices == 16
+    with pytest.raises(ConfigError, match="a multiple of 8 for several machines"):
+        target_of("H100x12")
+
+
 def test_a_part_of_a_machines_gpus_has_no_price_of_its_own():
     alone, whole = target_of("H200"), target_of("H200x8")
     assert (alone.machine, alone.usd_per_hour) == (None, None)

@@ -8,7 +8,7 @@ The memory of an eager step depends on this (`needs.py`), so each node's `meta` 
     overwrites        the node of the tensor that the operation changed in place
     backward          the number of the autograd node that ran the operation, in a backward pass
     optimizer         "single", "foreach" or "fused": the optimizer's kernels, if its step ran the operation
-    gradient          the optimizer's step uses the node's value as a gradient
+    gradient          the name of the parameter whose gradient the node's value is, for the optimizer's step
     only_captured     eager torch has no such operation
 """
 

@@ -216,9 +216,10 @@ class TracedStep(Phases):
         return _like(output, result)
 
     def _replay(self, optimizer: Optimizer) -> None:
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
         for parameter in parameters_of(optimizer):
             if parameter.grad is not None:
-                torch_tracing.node_of(parameter.grad).meta["gradient"] = True
+                torch_tracing.node_of(parameter.grad).meta["gradient"] = names.get(id(parameter), "")
         with torch_tracing.noting(only_captured=True):
             begin_momentum(optimizer)
         with TensorRates(), torch_tracing.noting(optimizer=self._kernels[id(optimizer)]):
