@@ -229,9 +229,10 @@ def wait_for_profile(profile: RunningProfile, tell: Callable[[ProfileStatus], An
 
     Args:
         profile: the profile.
-        tell: called with each new state.
+        tell: called with each new state, and with "waiting" first: the training has accepted the request.
     """
-    told = ""
+    told = "waiting"
+    tell(ProfileStatus(told))
     while True:
         status = profile.status()
         if status.state != told:
