@@ -134,6 +134,11 @@ def rounds(strategy: Strategy, devices: int, machine: int, repeats: bool) -> Ite
 
 def _of_options(options: FSDPStrategy | ModelParallelStrategy, devices: int, machine: int) -> Layout:
     checkpoints = bool(options.activation_checkpointing_policy)
+    if checkpoints and options.activation_checkpointing_mode != "full":
+        raise ConfigError(
+            f'activation_checkpointing_mode={options.activation_checkpointing_mode!r}: a plan knows "full" only. Plan with '
+            "that: yours then takes more memory, and less time."
+        )
     if isinstance(options, ModelParallelStrategy):
         data, tensor = options.sizes(devices, min(devices, machine))
         return Layout("model_parallel", 1, data, tensor, True, checkpoints)

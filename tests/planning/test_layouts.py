@@ -1,4 +1,4 @@
-"""How devices can share a training, and how a trainer is told."""
+"""The ways in which devices can share a training, and the trainer's argument for each."""
 
 from __future__ import annotations
 
@@ -55,3 +55,9 @@ def test_a_strategy_with_options_is_the_only_layout_and_is_written_as_it_was_giv
 def test_a_strategy_that_a_plan_does_not_know_is_refused():
     with pytest.raises(ConfigError, match='Did you mean "fsdp"'):
         check_strategy("fdsp")
+
+
+def test_a_mode_of_checkpointing_that_a_plan_does_not_know_is_refused():
+    strategy = fp.FSDPStrategy(activation_checkpointing_policy={"Block"}, activation_checkpointing_mode="op")
+    with pytest.raises(ConfigError, match=r"activation_checkpointing_mode='op': a plan knows \"full\" only"):
+        list(rounds(strategy, 8, 8, True))
