@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from models import ranks
-from torch.profiler import ProfilerActivity, profile
+from models.step_memory import measured_peak
 
 from footplate.distributed.activation_checkpointing import checkpoint_activations
 from footplate.distributed.fsdp import FSDP, repeated_blocks
 from footplate.distributed.fsdp_options import FSDPStrategy
-from footplate.distributed.gradient_norm import local_part
 from footplate.planning.huggingface_models import configured_model
 from footplate.planning.layouts import Layout
 from footplate.planning.rank_step import RankStep, RankSteps
@@ -79,43 +77,22 @@ def test_a_tensor_parallel_rank_has_its_part_of_the_arithmetic_and_sends_activat
     assert half.backward_wire == (5 * 8 + 1) * hidden
 
 
-def measured_peak(strategy: FSDPStrategy, precision: str, rank: int | None = None) -> int:
+def peak_of_a_rank(strategy: FSDPStrategy, precision: str) -> int:
     """The most bytes that are alive in a rank of FSDP2, in a step after the first."""
     dist.init_process_group("gloo")
-    subject = llama(precision)
-    autocast = torch.bfloat16 if precision == "bf16-mixed" else None
-    module = subject.module.to_empty(device="cpu")
+    module = llama(precision).module.to_empty(device="cpu")
     for tensor in (*module.parameters(), *module.buffers()):
         torch.nn.init.constant_(tensor, 0.01)
     if strategy.activation_checkpointing_policy:
         checkpoint_activations(list(repeated_blocks(module)))
-    sharded = FSDP(strategy, autocast)
+    sharded = FSDP(strategy, torch.bfloat16 if precision == "bf16-mixed" else None)
     sharded.place(module, torch.device("cpu"))
     sharded.prepare(module)
     optimizer = module.configure_optimizers()
     optimizer.param_groups[0]["foreach"] = True
-    tokens = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
-
-    def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None):
-            loss = module.training_step(tokens, 0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    # The profiler doesn't know tensors from before it, so no gradient may be among them.
-    step()
-    optimizer.zero_grad()
-    state = [value for kept in optimizer.state.values() for value in kept.values()]
-    held = sum(local_part(tensor).nbytes for tensor in (*module.parameters(), *module.buffers(), *state, tokens))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-        step()
-    kineto: Any = profiler.profiler
-    events = [event for event in kineto.kineto_results.events() if event.name() == "[memory]"]
-    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    peak = measured_peak(module, optimizer, torch.zeros(ROWS, LENGTH, dtype=torch.int64), precision)
     dist.destroy_process_group()
-    return held + max(itertools.accumulate(sizes))
+    return peak
 
 
 def planned(precision: str, **options: Any) -> RankStep:
@@ -130,7 +107,7 @@ def test_two_ranks_of_fsdp_take_what_is_planned(precision, reshards, checkpoints
     policy = {"LlamaDecoderLayer"} if checkpoints else None
     kept = "FULL_SHARD" if reshards else "SHARD_GRAD_OP"
     strategy = FSDPStrategy(sharding_strategy=kept, activation_checkpointing_policy=policy)
-    measured = ranks.run(measured_peak, 2, strategy, precision)
+    measured = ranks.run(peak_of_a_rank, 2, strategy, precision)
     peak = planned(precision, reshards=reshards, checkpoints=checkpoints).peak_bytes
     # On a busy processor, gloo keeps buffers until the other rank is there.
     assert 0.93 < min(measured) / peak < 1.25

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from models.step_memory import measured_peak
 from planning.nets import CLASSES, WIDTH, Small, batch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
 
 import footplate as fp
 from footplate.planning.subject import Subject, captured
@@ -221,31 +221,6 @@ def decoder() -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
     return Decoder(), entropy, torch.zeros(4, 128, dtype=torch.int64)
 
 
-def measured_peak(module: fp.Module, example: Tensor, precision: str) -> int:
-    """The most bytes that are alive in an eager step after the first, on the CPU, with state and batch."""
-    optimizer = module.configure_optimizers()
-
-    def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-            loss = module.training_step(example, 0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    # The profiler doesn't know tensors from before it, so no gradient may be among them.
-    step()
-    optimizer.zero_grad()
-    state = [value for kept in optimizer.state.values() for value in kept.values()]
-    held = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers(), *state, example))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-        step()
-    kineto: Any = profiler.profiler
-    events = [event for event in kineto.kineto_results.events() if event.name() == "[memory]"]
-    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return held + max(itertools.accumulate(sizes))
-
-
 @pytest.mark.parametrize(
     ("make", "kernels", "precision"),
     [
@@ -261,7 +236,7 @@ def test_the_peak_is_that_of_eager_steps(make, kernels, precision):
     module = Training(net, loss, kernels)
     subject = Subject("it", module, example, len(example), precision)
     estimate = needs(captured(subject, len(example), False)).peak_bytes
-    assert estimate == pytest.approx(measured_peak(module, example, precision), rel=0.1)
+    assert estimate == pytest.approx(measured_peak(module, module.configure_optimizers(), example, precision), rel=0.1)
 
 
 def test_an_optimizer_for_all_parameters_at_once_is_assumed_without_a_setting():
