@@ -1,4 +1,4 @@
-"""Arrays in a cache are complete, whoever writes them."""
+"""Arrays in a cache are complete, also if several threads or processes write them at once."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ permissions) is raised at once. A large read is split into requests of 8 MiB, fo
 Each time a file is opened to be read, the server is asked for its tag, to see whether another file has replaced it. The
 first bytes are asked for at the same time, so reading a row group takes the time of one answer of the server.
 
-A forked process connects to the service anew. If two processes used one connection, each would get answers to the other's
+A forked process opens connections of its own. If two processes used one connection, each would get answers to the other's
 requests.
 
 Everything else is as in the pyarrow file system that is wrapped. So every kind of table has retries and cache.

@@ -44,7 +44,7 @@ from footplate.launch.failure import Failure
 
 log = logging.getLogger(__name__)
 
-# Without maxFailedTrials, so many failed trials and no result end the tuning.
+# Without maxFailedTrials, a tuning without a result ends after this many failed trials.
 BROKEN = 3
 LOG = "tuning.log"
 # The pause after a failure of the store or the disk.
