@@ -108,6 +108,11 @@ class Process:
             time.sleep(0.01)
         return self._out.read_text(), "" if self._error == self._out else self._error.read_text()
 
+    @property
+    def output(self) -> str:
+        """The output and the errors so far."""
+        return self._out.read_text() + ("" if self._error == self._out else self._error.read_text())
+
     def kill(self) -> None:
         """Kill the program and its session if it runs."""
         if self.poll() is None:

@@ -65,12 +65,12 @@ def wait_for(path: Path, timeout_s: float = 120.0) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_training_is_profiled_by_its_process_or_its_directory(footplate, script: Path, ranks: int) -> None:
-    process = forks.start([script, ranks], {**os.environ, "PYTHONPATH": str(ROOT)})
+    process = forks.start([script, ranks], {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"})
     try:
         wait_for(script.parent / "trains")
         for number, training in enumerate((str(process.pid), "run"), 1):
             result = footplate("profile", training, "--steps", "3")
-            assert result.code == 0, result.err
+            assert result.code == 0, f"{result.err}\nThe training: {process.poll()}\n{process.output}"
             assert f", rank 0 of {ranks}, cpu: " in result.out.splitlines()[0]
             profiles = list((script.parent / "run").glob("profile-*"))
             assert len(profiles) == number
@@ -85,12 +85,12 @@ def test_a_training_is_profiled_by_its_process_or_its_directory(footplate, scrip
 
 @pytest.mark.slow
 def test_twenty_profiles_in_a_row_of_a_training_with_two_ranks(footplate, script: Path) -> None:
-    process = forks.start([script, 2], {**os.environ, "PYTHONPATH": str(ROOT)})
+    process = forks.start([script, 2], {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"})
     try:
         wait_for(script.parent / "trains")
         for number in range(20):
             result = footplate("profile", "run", "--steps", "2")
-            assert result.code == 0, result.err
+            assert result.code == 0, f"{result.err}\nThe training: {process.poll()}\n{process.output}"
             profiles = list((script.parent / "run").glob("profile-*"))
             assert len(profiles) == number + 1
             for profile in profiles:

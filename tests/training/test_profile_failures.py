@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from torch.autograd import _profiler_enabled  # pyright: ignore[reportPrivateImp
 import footplate as fp
 from footplate.core.errors import ConfigError
 from footplate.core.profile_requests import VARIABLE
+from footplate.training.profiler import torch_trace
 from training.profiled_nets import Net, assert_nothing_is_left, batches, steps_in
 
 pytestmark = pytest.mark.usefixtures("_warnings_are_seen")
@@ -83,3 +87,41 @@ def test_other_mistakes(make_trainer, monkeypatch):
     monkeypatch.setenv(VARIABLE, "20:10")
     with pytest.raises(ConfigError, match=f"{VARIABLE}='20:10': expected the first step"):
         make_trainer(max_steps=2).fit(Net(), batches())
+
+
+def test_torch_begins_to_record_when_no_other_thread_runs_and_collects_no_garbage(monkeypatch):
+    monkeypatch.setattr(torch_trace, "_QUIET_S", 60.0)
+    ended = threading.Event()
+
+    def run_for_a_moment() -> None:
+        _run_without_the_gil()
+        ended.set()
+
+    thread = threading.Thread(target=run_for_a_moment)
+    thread.start()
+    with torch_trace._undisturbed():
+        assert ended.is_set()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    thread.join()
+
+
+def _run_without_the_gil() -> None:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000)
+
+
+def test_torch_begins_to_record_if_another_thread_runs_forever():
+    ends = threading.Event()
+
+    def run() -> None:
+        while not ends.is_set():
+            _run_without_the_gil()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        with torch_trace._undisturbed():
+            assert thread.is_alive()
+    finally:
+        ends.set()
+        thread.join()

@@ -44,7 +44,7 @@ def test_a_request_just_before_the_end_fails_with_the_reason(make_trainer):
     ask = Remember(5, lambda trainer: requests.append(request_profile([os.getpid()], 2)))
     make_trainer(max_steps=5, callbacks=ask).fit(Net(), batches())
     status = status_of(requests[0])
-    assert (status.state, status.error) == ("failed", f"process {os.getpid()} has ended")
+    assert (status.state, status.error) == ("failed", f"process {os.getpid()} trains no more")
 
 
 def test_a_process_that_does_not_train_cannot_be_profiled():

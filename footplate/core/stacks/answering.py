@@ -2,20 +2,22 @@
 
 `answer` opens three descriptors that another process of the same user finds in `/proc/PID/fd`, by the names of the files:
 
-    memfd:footplate-answer-17-3-4    the latest answer, as JSON, of rank 3 of 4; without the ranks if there is only one
-    fd 17                            the write end of a pipe: a byte in it is a question
-    memfd:footplate-dump             stacks that faulthandler writes at SIGURG
+    memfd:footplate-answer-17-4711-3-4    the latest answer, as JSON, of rank 3 of 4; without the ranks if there is only one
+    fd 17, with the inode 4711            the write end of a pipe: a "?" in it is a question
+    memfd:footplate-dump                  stacks that faulthandler writes at SIGURG
 
 A line of JSON in the pipe is a request: `{"id": "a1", "name": "profile", "arguments": {…}}`. The thread calls the function
-of that name in `handlers`. Its reply is in the next answer, under the request's id (`requests.py`).
+of that name in `handlers`. Its reply is in the next answer, under the request's id (`requests.py`). The stacks in that
+answer are those of the last question.
 
 A thread waits for questions. It takes the GIL, so that its answer is exact: names of threads, stacks of all threads, the
 latest collective of each process group. If the GIL isn't free, because C code holds it, the thread can't answer. Then the
 asking process sends SIGURG, which faulthandler answers without the GIL. A process without a handler ignores SIGURG.
 
-Faulthandler writes the stacks of an answer, too. `sys._current_frames` isn't safe: it makes an object of each frame. That
-may collect garbage, which may give the GIL away. A thread that begins then waits forever, or a frame is freed while it is
-read (https://github.com/python/cpython/issues/106883).
+No garbage is collected while the thread reads stacks. It makes an object of each frame, which in Python 3.11 may collect
+garbage and so give the GIL away. Then a thread that begins waits forever, or a frame is freed while it is read
+(https://github.com/python/cpython/issues/106883). Faulthandler wouldn't do instead: in Python 3.11, it may meet a thread
+of C++ that has just begun to take the GIL, and crash.
 
 A worker answers for its whole life. Any other process answers during the calls of a trainer (`while_running`).
 
@@ -30,6 +32,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import json
 import os
 import signal
@@ -37,17 +40,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import Any
 
-from footplate.core.stacks.class_names import modules_by_file, with_class
-from footplate.core.stacks.snapshot import from_faulthandler
+from footplate.core.stacks.snapshot import Frame, Thread
 
 ANSWER, DUMP = "footplate-answer-", "footplate-dump"
 SIGNAL = signal.SIGURG
 THREAD = "footplate-stacks"
 OURS = {THREAD, "footplate-heartbeat"}  # threads that never matter
-_END = b"."
+QUESTION, _END = b"?", b"."
 _REPLIES_KEPT = 64  # an asking process may be slow to read its reply, while others ask
 
 # Functions that handle requests, by name. The thread calls them with the request's arguments; they must return at once. If
@@ -60,6 +63,36 @@ _open: list[int] = []  # the descriptors of this process
 _childs_dump: list[int] = []  # the file of a forked child that has not called `answer`
 _thread: threading.Thread | None = None
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Name:
+    """The name of the file with a process's latest answer.
+
+    Attributes:
+        pipe: the process's descriptor of the pipe for questions.
+        inode: of the pipe. Another file may have the descriptor's number later.
+        rank: the process's rank; None if it is none.
+        world_size: the number of ranks.
+    """
+
+    pipe: int
+    inode: int
+    rank: int | None = None
+    world_size: int = 1
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f"-{self.rank}-{self.world_size}"
+        return f"{ANSWER}{self.pipe}-{self.inode}{rank}"
+
+    @classmethod
+    def parse(cls, text: str) -> Name:
+        """Read a name.
+
+        >>> Name.parse("footplate-answer-17-4711-3-4")
+        Name(pipe=17, inode=4711, rank=3, world_size=4)
+        """
+        return cls(*map(int, text.removeprefix(ANSWER).split("-")))
 
 
 @contextlib.contextmanager
@@ -81,9 +114,8 @@ def answer() -> bool:
             return False
         with contextlib.suppress(OSError):  # no descriptors are left
             questions, ask = os.pipe2(os.O_CLOEXEC)
-            rank = _rank()
-            name = f"{ANSWER}{ask}" + (f"-{rank[0]}-{rank[1]}" if rank else "")
-            answers = os.memfd_create(name, os.MFD_CLOEXEC)
+            name = Name(ask, os.fstat(ask).st_ino, *(_rank() or ()))
+            answers = os.memfd_create(str(name), os.MFD_CLOEXEC)
             _open.extend((questions, ask, answers))
             _dump_at_signal(all_threads=True)
             _close(_childs_dump)
@@ -131,34 +163,35 @@ def _dump_at_signal(all_threads: bool) -> None:
 
 def _serve(questions: int, answers: int) -> None:
     replies: dict[str, Any] = {}
+    described: dict[str, Any] = {"at": 0.0}
     unread = b""
-    stacks = os.memfd_create("footplate-stacks", os.MFD_CLOEXEC)
     while True:
-        requests, ends, unread = _split(unread + os.read(questions, 4096))
-        if ends:
-            os.close(stacks)
+        asked, requests, unread = _split(unread + os.read(questions, 4096))
+        if _END in asked:
             return
         for request in requests:
             replies.update(_handled(request))
         replies = dict(list(replies.items())[-_REPLIES_KEPT:])
-        try:
-            text = json.dumps({**_describe(stacks), "replies": replies}).encode()
-        except Exception as error:  # the interpreter is being torn down, or torch has changed
-            text = json.dumps({"at": time.monotonic(), "error": type(error).__name__, "replies": replies}).encode()
+        if QUESTION in asked:
+            try:
+                described = _describe()
+            except Exception as error:  # the interpreter is being torn down, or torch has changed
+                described = {"at": time.monotonic(), "error": type(error).__name__}
+        text = json.dumps({**described, "replies": replies}).encode()
         os.ftruncate(answers, 0)
         os.pwrite(answers, text, 0)
 
 
-def _split(data: bytes) -> tuple[list[bytes], bool, bytes]:
-    """Split what was read into requests, whether the thread should end, and the beginning of a request that isn't whole.
+def _split(data: bytes) -> tuple[bytes, list[bytes], bytes]:
+    """Split what was read into single bytes, whole requests, and the beginning of a request that isn't whole.
 
     >>> _split(b'?{"id": "a"}\\n?{"id": ')
-    ([b'{"id": "a"}'], False, b'{"id": ')
+    (b'??', [b'{"id": "a"}'], b'{"id": ')
     """
     *lines, rest = data.split(b"\n")
-    questions = [line.partition(b"{")[0] for line in (*lines, rest)]
+    singles = [line.partition(b"{")[0] for line in (*lines, rest)]
     requests = [line[line.index(b"{") :] for line in lines if b"{" in line]
-    return requests, any(_END in question for question in questions), rest[len(questions[-1]) :]
+    return b"".join(singles), requests, rest[len(singles[-1]) :]
 
 
 def _handled(line: bytes) -> dict[str, Any]:
@@ -178,31 +211,39 @@ def _handled(line: bytes) -> dict[str, Any]:
         return {}
 
 
-def _describe(stacks: int) -> dict[str, Any]:
-    """Describe this process, as plain values.
-
-    Args:
-        stacks: the descriptor of a file for faulthandler.
-    """
-    os.ftruncate(stacks, 0)
-    os.lseek(stacks, 0, os.SEEK_SET)
-    faulthandler.dump_traceback(stacks, all_threads=True)
-    names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
-    threads = from_faulthandler(
-        os.pread(stacks, 1 << 24, 0).decode(errors="replace"), names, threading.main_thread().ident
-    )
-    modules = modules_by_file()
-    named = [
-        replace(thread, frames=tuple(with_class(frame, modules.get(frame.file)) for frame in thread.frames))
-        for thread in threads
-        if thread.name not in OURS
-    ]
+def _describe() -> dict[str, Any]:
+    """Describe this process, as plain values."""
     return {
         "at": time.monotonic(),
-        "threads": [asdict(thread) for thread in named],
+        "threads": [asdict(thread) for thread in _threads() if thread.name not in OURS],
         "collectives": collectives(),
         "idle_s": None if _progress_at is None else time.monotonic() - _progress_at,
     }
+
+
+def _threads() -> list[Thread]:
+    """The stacks of all threads, the newest thread first. The functions have the names of their classes."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        stacks = {number: tuple(_calls(frame)) for number, frame in sys._current_frames().items()}
+    finally:
+        if collects:
+            gc.enable()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    return [
+        Thread("MainThread" if number == main else names.get(number, f"thread {number}"), number == main, calls)
+        for number, calls in stacks.items()
+    ]
+
+
+def _calls(frame: FrameType | None) -> Iterator[Frame]:
+    """The calls of a thread, the most recent one first."""
+    while frame is not None:
+        code = frame.f_code
+        yield Frame(code.co_qualname, code.co_filename, frame.f_lineno or 0)
+        frame = frame.f_back
 
 
 def collectives() -> list[dict[str, Any]]:

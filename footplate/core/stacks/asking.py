@@ -3,7 +3,8 @@
 For each process, in this order, until a method works:
 
 1. A question, which a thread of the process answers with the GIL (`answering.py`). Safe at any time.
-2. SIGURG, which faulthandler answers without the GIL. Only a process that holds the GIL for long needs this.
+2. SIGURG, which faulthandler answers without the GIL. Only a process that holds the GIL for long needs this. It isn't safe
+   while other threads run Python. So a process gets it only after its thread has read the question and hasn't answered.
 3. py-spy, where it is installed and the kernel allows it. It reads stopped processes, too.
 
 Native stacks are read by py-spy on request. It pauses a process for a moment.
@@ -12,11 +13,14 @@ Native stacks are read by py-spy on request. It pauses a process for a moment.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -25,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from footplate.core.stacks import answering, proc
+from footplate.core.stacks.requests import Answering, connected
 from footplate.core.stacks.snapshot import (
     Collective,
     Process,
@@ -35,7 +40,7 @@ from footplate.core.stacks.snapshot import (
 )
 
 LIMIT_S = 1.5
-ANSWER_S = 0.5  # a process whose GIL is free answers sooner
+ANSWER_S = 0.5  # after it has read the question, a process whose GIL is free answers sooner
 DUMP_S = 0.3
 POLL_S = 0.005
 MAX_CHILDREN = 32
@@ -91,14 +96,15 @@ def _with_stacks(process: Process, files: Mapping[str, str], until: float) -> Pr
     """Add a process's stacks, by the first method that works."""
     pid = process.pid
     if process.state in ("running", "asleep", "uninterruptible"):
-        answer = _question(pid, files, until)
+        name = next((name for name in files if name.startswith(answering.ANSWER)), None)
+        answer = None if name is None else _question(Answering(pid, name), until)
         if answer is not None:
             collectives = tuple(Collective(**collective) for collective in answer["collectives"])
             return replace(
                 process, source="answer", threads=threads_from(answer["threads"]), collectives=collectives,
                 idle_s=answer["idle_s"],
             )  # fmt: skip
-        if text := _signalled_dump(pid, files, until):
+        if answering.DUMP in files and (text := _signalled_dump(pid, until)):
             return replace(process, source="signal", threads=_without_ours(from_faulthandler(text)))
     threads = _without_ours(_py_spy(pid, until, "--nonblocking")) if _is_python(pid) else ()
     return replace(process, source="py-spy" if threads else "", threads=threads)
@@ -111,16 +117,14 @@ def _without_ours(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
 
 def root_of(pid: int) -> int:
     """The process that has started all ranks of this machine if `pid` is one of them; otherwise `pid`."""
-    is_rank = bool(_rank_of(proc.descriptors(pid, (answering.ANSWER,))))
+    is_rank = _rank_of(proc.descriptors(pid, (answering.ANSWER,))).get("rank") is not None
     return proc.parent_of(pid) or pid if is_rank else pid
 
 
-def _rank_of(files: Mapping[str, str]) -> dict[str, int]:
+def _rank_of(files: Iterable[str]) -> dict[str, Any]:
     """Rank and world size of a process, which the name of its file has."""
-    for name in files:
-        numbers = name.removeprefix(answering.ANSWER).split("-")
-        if name.startswith(answering.ANSWER) and len(numbers) == 3:
-            return {"rank": int(numbers[1]), "world_size": int(numbers[2])}
+    for name in map(answering.Name.parse, (file for file in files if file.startswith(answering.ANSWER))):
+        return {"rank": name.rank, "world_size": name.world_size}
     return {}
 
 
@@ -137,39 +141,41 @@ def _settled_state(pid: int) -> Any:
     return state
 
 
-def _question(pid: int, files: Mapping[str, str], until: float) -> dict[str, Any] | None:
-    """Ask the answering thread of a process; None if it has none, or if it can't answer."""
-    name = next((name for name in files if name.startswith(answering.ANSWER)), None)
-    if name is None:
-        return None
-    asked_at = time.monotonic()
-    until = min(until, asked_at + ANSWER_S)
-    with contextlib.suppress(OSError), Path(files[name]).open("rb", buffering=0) as answers:
-        number = name.removeprefix(answering.ANSWER).partition("-")[0]
-        ask = os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(ask, b"?")
-        finally:
-            os.close(ask)
+def _question(process: Answering, until: float) -> dict[str, Any] | None:
+    """Ask the answering thread of a process; None if it can't answer."""
+    asked_at = read_at = time.monotonic()
+    with contextlib.suppress(OSError), connected(process) as (answers, pipe):
+        os.write(pipe, answering.QUESTION)
         while True:
             # An answer that is being written isn't whole.
             with contextlib.suppress(ValueError):
-                answer = json.loads(os.pread(answers.fileno(), 1 << 24, 0))
+                answer = json.loads(os.pread(answers, 1 << 24, 0))
                 if answer["at"] >= asked_at:
                     return answer if "threads" in answer else None
-            if time.monotonic() > until:
+            now = time.monotonic()
+            if _holds_bytes(pipe):
+                read_at = now
+            if now > min(until, read_at + ANSWER_S):
                 return None
             time.sleep(POLL_S)
     return None
 
 
-def _signalled_dump(pid: int, files: Mapping[str, str], until: float) -> str | None:
+def _holds_bytes(pipe: int) -> bool:
+    """Return True if a pipe has bytes that nobody has read: on a busy machine, the reader may not have run yet."""
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return count > 0
+
+
+def _signalled_dump(pid: int, until: float) -> str | None:
     """Let faulthandler write stacks; None if the process has no handler, or doesn't run it."""
-    path = files.get(answering.DUMP)
-    if path is None or not proc.catches(pid, answering.SIGNAL):
+    if not proc.catches(pid, answering.SIGNAL):
         return None
     until = min(until, time.monotonic() + DUMP_S)
-    with contextlib.suppress(OSError), Path(path).open("r+b", buffering=0) as dump:
+    with (
+        contextlib.suppress(OSError),
+        os.fdopen(proc.open_memory_file(pid, answering.DUMP, os.O_RDWR), "r+b", buffering=0) as dump,
+    ):
         os.ftruncate(dump.fileno(), 0)
         blocked = proc.handling(pid, answering.SIGNAL)
         os.kill(pid, answering.SIGNAL)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -58,6 +60,43 @@ def descriptors(pid: int, prefixes: Iterable[str]) -> dict[str, str]:
                 if name.startswith(wanted):
                     found[name] = str(entry)
     return found
+
+
+def open_memory_file(pid: int, name: str, flags: int) -> int:
+    """Open a memory file that a process has open. The caller closes it.
+
+    Raises:
+        FileNotFoundError: it has no such file, or has closed it.
+        OSError: it may not be opened.
+    """
+    path = descriptors(pid, (name,)).get(name)
+    if path is None:
+        raise FileNotFoundError(f"process {pid} has no file {name}")
+    opened = os.open(path, flags | os.O_CLOEXEC)
+    # The process may have closed it, and opened another file under the same number.
+    if str(Path(f"/proc/self/fd/{opened}").readlink()) != f"/memfd:{name} (deleted)":
+        os.close(opened)
+        raise FileNotFoundError(f"process {pid} has no file {name}")
+    return opened
+
+
+def open_pipe(pid: int, number: int, inode: int) -> int:
+    """Open a pipe of a process for writing, without waiting. The caller closes it.
+
+    Args:
+        pid: the process.
+        number: the process's descriptor of the pipe.
+        inode: the pipe's inode. Another file may have the number by now.
+
+    Raises:
+        FileNotFoundError: the process has closed it.
+        OSError: it may not be opened.
+    """
+    opened = os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if os.fstat(opened).st_ino != inode or not stat.S_ISFIFO(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise FileNotFoundError(f"process {pid} has closed its pipe {number}")
+    return opened
 
 
 def catches(pid: int, signum: int) -> bool:

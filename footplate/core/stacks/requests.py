@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from footplate.core.stacks import answering, proc
@@ -25,7 +24,7 @@ POLL_S = 0.005
 
 
 class NoAnswer(Exception):
-    """The process has ended, or it didn't answer in time."""
+    """The process has ended, trains no more, or didn't answer in time."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +33,16 @@ class Answering:
 
     Attributes:
         pid: its id.
-        rank: its rank; None if it is none.
-        file: the path of the file with its latest answer.
-        pipe: the path of the pipe for questions.
+        name: the name of the file with its latest answer (`answering.py`).
     """
 
     pid: int
-    rank: int | None
-    file: str
-    pipe: str
+    name: str
+
+    @property
+    def rank(self) -> int | None:
+        """Its rank; None if it is none."""
+        return answering.Name.parse(self.name).rank
 
 
 def answering_processes(pids: Iterable[int]) -> list[Answering]:
@@ -56,18 +56,27 @@ def answering_processes(pids: Iterable[int]) -> list[Answering]:
 
 
 def _of_tree(pid: int, children: Mapping[int, list[int]]) -> Iterator[Answering]:
-    process = _answering(pid)
-    if process is not None:
-        yield process
+    for name in proc.descriptors(pid, (answering.ANSWER,)):
+        yield Answering(pid, name)
     for child in children.get(pid, []):
         yield from _of_tree(child, children)
 
 
-def _answering(pid: int) -> Answering | None:
-    for name, path in proc.descriptors(pid, (answering.ANSWER,)).items():
-        pipe, *rank = name.removeprefix(answering.ANSWER).split("-")
-        return Answering(pid, int(rank[0]) if rank else None, path, f"/proc/{pid}/fd/{pipe}")
-    return None
+@contextlib.contextmanager
+def connected(process: Answering) -> Iterator[tuple[int, int]]:
+    """Open the file with a process's latest answer, and its pipe for questions: two descriptors.
+
+    Raises:
+        FileNotFoundError: the process has ended, or answers no more.
+        OSError: they may not be opened.
+    """
+    name = answering.Name.parse(process.name)
+    with contextlib.ExitStack() as opened:
+        answers = proc.open_memory_file(process.pid, process.name, os.O_RDONLY)
+        opened.callback(os.close, answers)
+        pipe = proc.open_pipe(process.pid, name.pipe, name.inode)
+        opened.callback(os.close, pipe)
+        yield answers, pipe
 
 
 def send(process: Answering, name: str, arguments: Mapping[str, Any], limit_s: float) -> dict[str, Any] | None:
@@ -86,23 +95,27 @@ def send(process: Answering, name: str, arguments: Mapping[str, Any], limit_s: f
     line = json.dumps({"id": identity, "name": name, "arguments": dict(arguments)}).encode() + b"\n"
     until = time.monotonic() + limit_s
     try:
-        with Path(process.file).open("rb", buffering=0) as answers:
-            pipe = os.open(process.pipe, os.O_WRONLY | os.O_NONBLOCK)
-            try:
-                os.write(pipe, line)
-            finally:
-                os.close(pipe)
+        with connected(process) as (answers, pipe):
+            os.write(pipe, line)
             while time.monotonic() < until:
                 # An answer that is being written isn't whole.
                 with contextlib.suppress(ValueError):
-                    replies = json.loads(os.pread(answers.fileno(), 1 << 24, 0)).get("replies", {})
+                    replies = json.loads(os.pread(answers, 1 << 24, 0)).get("replies", {})
                     if identity in replies:
                         return replies[identity]
-                if (proc.state_of(process.pid) or ("ended",))[0] == "ended":
+                if _has_ended(process.pid):
                     break
                 time.sleep(POLL_S)
-    except OSError:
-        raise NoAnswer(f"process {process.pid} has ended") from None
-    if (proc.state_of(process.pid) or ("ended",))[0] == "ended":
+    except FileNotFoundError:
+        reason = "has ended" if _has_ended(process.pid) else "trains no more"
+        raise NoAnswer(f"process {process.pid} {reason}") from None
+    except OSError as error:
+        raise NoAnswer(f"process {process.pid} can't be asked: {error}") from None
+    if _has_ended(process.pid):
         raise NoAnswer(f"process {process.pid} has ended")
     raise NoAnswer(f"process {process.pid} did not answer in {limit_s:g} s. See: footplate stacks {process.pid}")
+
+
+def _has_ended(pid: int) -> bool:
+    state = proc.state_of(pid)
+    return state is None or state[0] == "ended"

@@ -16,7 +16,7 @@ State = Literal["running", "asleep", "stopped", "traced", "uninterruptible", "en
 Source = Literal["answer", "signal", "py-spy", ""]
 
 # Lines of a dump of faulthandler.
-_HEAD = re.compile(r"(?:Current t|T)hread 0x(?P<ident>[0-9a-f]+)(?: \[(?P<name>.*)\])? \(most recent call first\):")
+_HEAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+(?: \[(?P<name>.*)\])? \(most recent call first\):")
 _SINGLE = "Stack (most recent call first):"
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
@@ -137,32 +137,25 @@ def threads_from(values: Any) -> tuple[Thread, ...]:
     )
 
 
-def from_faulthandler(text: str, names: Mapping[int, str] | None = None, main: int | None = None) -> tuple[Thread, ...]:
-    """Read a dump of faulthandler. It lists the newest thread first, and at most 100.
-
-    Args:
-        text: the dump.
-        names: the names of threads, by their numbers (`threading.get_ident`).
-        main: the number of the main thread; by default, it is the last one.
+def from_faulthandler(text: str) -> tuple[Thread, ...]:
+    """Read a dump of faulthandler. It lists the newest thread first, at most 100 threads, and the main thread last.
 
     >>> from_faulthandler('Stack (most recent call first):\\n  File "a.py", line 3 in wait\\n')[0].frames
     (Frame(function='wait', file='a.py', line=3),)
     """
-    stacks: list[tuple[int | None, str, list[Frame]]] = []
+    stacks: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         head, frame = _HEAD.fullmatch(line), _FRAME.fullmatch(line)
         if head or line == _SINGLE:
-            ident = int(head["ident"], 16) if head else None
-            stacks.append((ident, (names or {}).get(ident or 0) or (head and head["name"]) or "", []))
+            stacks.append(((head and head["name"]) or "", []))
         elif frame and stacks:
             line_number = int(frame["line"]) if frame["line"].isdecimal() else 0
-            stacks[-1][2].append(Frame(_plain(frame["function"]), _plain(frame["file"]), line_number))
+            stacks[-1][1].append(Frame(_plain(frame["function"]), _plain(frame["file"]), line_number))
     last = len(stacks) - 1
-    threads = []
-    for index, (ident, name, frames) in enumerate(stacks):
-        is_main = index == last if main is None else ident == main
-        threads.append(Thread("MainThread" if is_main else name or f"thread {last - index}", is_main, tuple(frames)))
-    return tuple(threads)
+    return tuple(
+        Thread("MainThread" if index == last else name or f"thread {last - index}", index == last, tuple(frames))
+        for index, (name, frames) in enumerate(stacks)
+    )
 
 
 def _plain(text: str) -> str:

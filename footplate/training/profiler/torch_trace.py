@@ -8,10 +8,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import os
 import re
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,8 @@ from footplate.training.profiler.settings import Profiler
 from footplate.training.profiler.tables import Results, User, user_files
 
 TRACE = "trace-rank{}.json.gz"
+# The longest wait for a moment in which no other thread runs.
+_QUIET_S = 0.1
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
 
 
@@ -91,7 +97,8 @@ class TorchTrace:
             raise RuntimeError("another torch.profiler records in this process")
         global _recording
         self._started = _recording = True
-        self._profile.start_trace()
+        with _undisturbed():
+            self._profile.start_trace()
 
     def annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Return a context that has a name in the trace."""
@@ -104,7 +111,8 @@ class TorchTrace:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             self._stopped, _recording = True, False
-            self._profile.stop_trace()
+            with _undisturbed():
+                self._profile.stop_trace()
             # The program may change `sys.path` while the files are being written.
             self._user = User(user_files())
 
@@ -164,3 +172,36 @@ class TorchTrace:
             for event in self._profile.events()
             if event.self_device_time_total > 0
         }
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let torch change the profile functions of all threads in a `with` block.
+
+    In Python 3.11, the process crashes if torch meets a thread of C++ that has just begun to take the GIL, as threads of
+    gloo do after each collective. So the block begins when no other thread runs, if there is such a moment. Garbage isn't
+    collected meanwhile: that may give the GIL away while torch acts as another thread.
+    """
+    until = time.monotonic() + _QUIET_S
+    # Other threads get the GIL while this one sleeps.
+    time.sleep(0.001)
+    while _another_thread_runs() and time.monotonic() < until:
+        time.sleep(0.001)
+
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _another_thread_runs() -> bool:
+    """Return True if another thread of this process runs, or waits for a processor. False where Linux doesn't tell."""
+    own = str(threading.get_native_id())
+    with contextlib.suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            if task.name != own and (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "R":
+                return True
+    return False
