@@ -15,13 +15,14 @@ The order of events:
 1. The first call starts a server for its packages: this file, as a program, which imports them.
 2. Each call sends one line to the server. The server forks, and answers with the fork's process id.
 3. The fork runs the program, in a session of its own. When it ends, the server writes the exit status to a file.
-4. The server ends when its input ends, with the process that started it.
+4. The server ends when its input ends, with the process that started it. The forks end with the server.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -65,6 +66,7 @@ WITH_LIGHTNING = (
     "footplate.data.loader",
 )
 TESTS = Path(__file__).parent
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Process:
@@ -218,10 +220,16 @@ def _serve(requests: TextIO, answers: TextIO) -> dict[str, Any] | None:
                 fork = os.fork()
                 if fork == 0:
                     os.setsid()
+                    _end_with_the_server()
                     return request
                 selector.register(os.pidfd_open(fork), selectors.EVENT_READ, (fork, Path(request["status"])))
                 answers.write(f"{fork}\n")
                 answers.flush()
+
+
+def _end_with_the_server() -> None:
+    """Let the kernel kill this fork when the server ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill_session(leader: int) -> None:
