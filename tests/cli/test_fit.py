@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 import yaml
 
@@ -105,9 +107,10 @@ def test_an_alert_names_its_rule_and_its_channel(footplate, net, tmp_path, monke
 
 
 @pytest.mark.parametrize("kind", ["CSV", "JSONLines", "Console", "TensorBoard", "MLflow", "WandB", "Trackio"])
-def test_a_new_process_knows_loggers_by_their_short_names(kind, process, net):
+def test_a_new_process_knows_loggers_by_their_short_names(kind, project, net):
     """No module has imported the class before the command needs it."""
-    started = process("fit", *net, f"--trainer.logger={kind}", "--print_config")
+    command = ["-m", "footplate", "fit", *net, f"--trainer.logger={kind}", "--print_config"]
+    started = forks.start(command, os.environ, cwd=project, packages=("torch",))
     out, err = started.communicate(timeout=120)
     assert started.returncode == 0, err
     assert f"class_path: footplate.{kind}" in out
