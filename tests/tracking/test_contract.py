@@ -94,18 +94,12 @@ def test_metrics_are_read_back_with_their_steps(case):
     logger.setup(case.run_dir, {"lr": 0.5})
     logger.log_metrics({"loss": 0.5}, 10, 0)
     logger.log_metrics({"loss": 0.25, "val_loss": 1.0}, 20, 1)
+    logger.log_metrics({"mine": 2.0})
     logger.finalize("success")
     assert case.points("loss") == [(10, 0.5), (20, 0.25)]
     assert case.points("val_loss") == [(20, 1.0)]
-
-
-def test_without_a_step_a_metric_has_the_step_of_the_last_record(case):
-    logger = case.kind()
-    logger.setup(case.run_dir, {})
-    logger.log_metrics({"loss": 0.5}, 10, 0)
-    logger.log_metrics({"mine": 2.0})
-    logger.finalize("success")
-    assert case.points("mine") == [(10, 2.0)]
+    # Without a step, a metric has the step of the last record.
+    assert case.points("mine") == [(20, 2.0)]
 
 
 def test_a_resumed_run_has_one_curve(case):
