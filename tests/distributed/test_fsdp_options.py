@@ -89,13 +89,21 @@ def same(one, other):
     return all(torch.equal(value, other["weights"][name]) for name, value in one["weights"].items())
 
 
-@pytest.mark.parametrize("types", [{Block}, ["Block"]], ids=["type", "name"])
-def test_layers_of_the_given_types_are_units(tmp_path, types):
+def test_layers_of_the_given_types_are_units(tmp_path):
     alone = train(tmp_path / "alone", "auto")
-    both = ranks.run(lambda: train(tmp_path / "two", fp.FSDPStrategy(auto_wrap_policy=types), 8), 2)
-    assert both[0]["units"] == ["", "one", "two"]
-    close(alone, both[0])
-    assert ranks.run(lambda: train(tmp_path / "default", "fsdp", 8), 2)[0]["units"] == [""]
+    policies = {"type": {Block}, "name": ["Block"], "default": None}
+
+    def train_each():
+        return {
+            name: train(tmp_path / name, fp.FSDPStrategy(auto_wrap_policy=policy), 8)
+            for name, policy in policies.items()
+        }
+
+    of_policy = ranks.run(train_each, 2)[0]
+    for name in ("type", "name"):
+        assert of_policy[name]["units"] == ["", "one", "two"]
+        close(alone, of_policy[name])
+    assert of_policy["default"]["units"] == [""]
 
 
 @pytest.mark.parametrize("sharding", ["SHARD_GRAD_OP", "HYBRID_SHARD"])
@@ -198,14 +206,14 @@ def test_weights_that_a_callback_exchanges_for_validation_are_not_trained(tmp_pa
 
 def test_groups_of_ranks_shard_and_resume_bit_for_bit(tmp_path):
     strategy = fp.FSDPStrategy(auto_wrap_policy={Block}, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 2))
-    alone = train(tmp_path / "alone", "auto", 16, 4)
-    whole = ranks.run(lambda: train(tmp_path / "whole", strategy, 4, 4), 4)
+    alone = train(tmp_path / "alone", "auto", 16, 2)
+    whole = ranks.run(lambda: train(tmp_path / "whole", strategy, 4, 2), 4)
     assert whole[0]["placements"] == {(Replicate(), Shard(0))}
     close(alone, whole[0])
 
-    ranks.run(lambda: train(tmp_path / "cut", strategy, 4, 2), 4)
+    ranks.run(lambda: train(tmp_path / "cut", strategy, 4, 1), 4)
     Net().load_state_dict(checkpoint.load(checkpoint.newest([tmp_path / "cut" / "checkpoints"]))["state_dict"])
-    rest = ranks.run(lambda: train(tmp_path / "cut", strategy, 4, 4, ckpt_path="last"), 4)
+    rest = ranks.run(lambda: train(tmp_path / "cut", strategy, 4, 2, ckpt_path="last"), 4)
     assert all(same(rank, whole[0]) for rank in rest)
 
 
@@ -242,14 +250,21 @@ def test_a_mixed_precision_policy_is_used_as_it_is_given(tmp_path):
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_layers_that_keep_no_activations_run_twice_and_change_no_bit(tmp_path, processes):
-    def run(name, **options):
-        strategy = fp.FSDPStrategy(auto_wrap_policy={Block}, **options)
-        return lambda: train(tmp_path / name, strategy, 16 // processes, dropout=0.3)
+    times_of_mode = {"full": 2.0, "op": 2.0, 2: 1.5}
 
-    (kept, *_) = ranks.run(run("kept"), processes)
-    for mode, times in (("full", 2.0), ("op", 2.0), (2, 1.5)):
-        options = {"activation_checkpointing_policy": {Block}, "activation_checkpointing_mode": mode}
-        (recomputed, *_) = ranks.run(run(f"again-{mode}", **options), processes)
+    def train_each():
+        def run(name, **options):
+            strategy = fp.FSDPStrategy(auto_wrap_policy={Block}, **options)
+            return train(tmp_path / name, strategy, 16 // processes, dropout=0.3)
+
+        checkpointed = {"activation_checkpointing_policy": {Block}}
+        return run("kept"), {
+            mode: run(f"again-{mode}", **checkpointed, activation_checkpointing_mode=mode) for mode in times_of_mode
+        }
+
+    kept, of_mode = ranks.run(train_each, processes)[0]
+    for mode, times in times_of_mode.items():
+        recomputed = of_mode[mode]
         assert same(kept, recomputed)
         assert recomputed["calls"]["forward"] == times * kept["calls"]["forward"]
 
@@ -416,14 +431,12 @@ def test_ranks_with_different_options_refuse_to_train(tmp_path):
     assert ranks.run(run, 2) == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
+def test_a_module_that_is_sharded_in_another_way_is_refused(tmp_path):
+    others = [
         ({"strategy": fp.FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")}, r"This trainer has .*SHARD_GRAD_OP"),
         ({"strategy": "fsdp", "precision": "bf16-mixed"}, r"This trainer has .*torch\.bfloat16"),
-    ],
-)
-def test_a_module_that_is_sharded_in_another_way_is_refused(tmp_path, other, message):
+    ]
+
     def trainer(**settings):
         return fp.Trainer(
             accelerator="cpu", logger=False, enable_progress_bar=False, max_steps=1, enable_model_summary=False,
@@ -431,11 +444,12 @@ def test_a_module_that_is_sharded_in_another_way_is_refused(tmp_path, other, mes
         )  # fmt: skip
 
     def run():
-        model = OnlyBlocks()
-        trainer(strategy="fsdp").fit(model, [torch.ones(4, 16)])
-        trainer(strategy="fsdp").fit(model, [torch.ones(4, 16)])
-        with pytest.raises(fp.ConfigError, match=message):
-            trainer(**other).fit(model, [torch.ones(4, 16)])
+        for other, message in others:
+            model = OnlyBlocks()
+            trainer(strategy="fsdp").fit(model, [torch.ones(4, 16)])
+            trainer(strategy="fsdp").fit(model, [torch.ones(4, 16)])
+            with pytest.raises(fp.ConfigError, match=message):
+                trainer(**other).fit(model, [torch.ones(4, 16)])
         return True
 
     assert ranks.run(run, 2) == [True, True]
