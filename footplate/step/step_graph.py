@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from footplate.core.garbage import no_collection
 from footplate.step.compiled_functions import CompiledUpdate, computes_on
 from footplate.step.phases import parameters_of
 from footplate.step.torch_internals import compile_graph, is_of_torch
@@ -335,20 +336,16 @@ def _capturable() -> Iterator[None]:
     """Let nothing but the captured operations reach the GPU from this thread, and undo a capture that fails."""
     generators = torch.cuda.default_generators
     states = [generator.clone_state() for generator in generators]
-    collects = gc.isenabled()
     # To free another graph would end the capture.
     gc.collect()
-    gc.disable()
-    try:
-        yield
-    except BaseException:
-        # They would go on to wait for the end of the capture.
-        for generator, state in zip(generators, states, strict=True):
-            generator.graphsafe_set_state(state)
-        raise
-    finally:
-        if collects:
-            gc.enable()
+    with no_collection():
+        try:
+            yield
+        except BaseException:
+            # They would go on to wait for the end of the capture.
+            for generator, state in zip(generators, states, strict=True):
+                generator.graphsafe_set_state(state)
+            raise
 
 
 def _set_gradients(gradients: Gradients) -> None:

@@ -32,7 +32,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
-import gc
 import json
 import os
 import signal
@@ -44,6 +43,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
+from footplate.core.garbage import no_collection
 from footplate.core.stacks.snapshot import Frame, Thread
 
 ANSWER, DUMP = "footplate-answer-", "footplate-dump"
@@ -223,13 +223,8 @@ def _describe() -> dict[str, Any]:
 
 def _threads() -> list[Thread]:
     """The stacks of all threads, the newest thread first. The functions have the names of their classes."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collection():
         stacks = {number: tuple(_calls(frame)) for number, frame in sys._current_frames().items()}
-    finally:
-        if collects:
-            gc.enable()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     return [

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import gzip
 import os
 import re
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch.autograd import _profiler_enabled  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 
+from footplate.core.garbage import no_collection
 from footplate.core.profile_requests import StepRange
 from footplate.training.profiler.event_tree import EventTree
 from footplate.training.profiler.settings import Profiler
@@ -187,14 +187,8 @@ def _undisturbed() -> Iterator[None]:
     time.sleep(0.001)
     while _another_thread_runs() and time.monotonic() < until:
         time.sleep(0.001)
-
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collection():
         yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _another_thread_runs() -> bool:
