@@ -47,6 +47,7 @@ def test_when_supervisor_and_fork_server_are_killed_at_once_the_workers_end_too(
     script.read_until("there 0", "there 1")
     fork_server, *rest = script.family()
     workers = [one for one in rest if one.name() != "sleep"]
+    fork_server.suspend()  # so it doesn't end by itself first
     script.process.kill()
     fork_server.kill()
     assert gone([fork_server, *workers])
