@@ -4,7 +4,7 @@
 2. A thread starts to send a sign of life each second. If the supervisor is gone, it kills this process and its children.
    Another thread answers questions for the stacks of this process (`core/stacks/answering.py`).
 3. Rank 0 hosts the store of this attempt's rendezvous, on a socket that listens already: no other process can take its
-   port.
+   port. It may wait for the first connection (`rendezvous.py`).
 4. The function is unpickled and called.
 5. A report, with the result or the exception, goes back in a payload. Rank 0 then waits until all ranks have reported:
    other ranks may still need its store.

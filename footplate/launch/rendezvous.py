@@ -4,6 +4,10 @@ A socket is bound to a free port and handed to rank 0, which hosts the store on 
 the socket's queue if they are early. So no other process can take the port in between. Each attempt has its own socket, so
 the store has nothing of an earlier attempt.
 
+The store needs torch. With all ranks on one machine, a rank 0 that hasn't imported torch waits for the first connection
+before it does. So a function that doesn't use torch, such as one that uses TensorFlow, runs without it. Of several
+machines, each connects once to check the address, so rank 0 doesn't wait there.
+
 With all ranks on one machine, the socket is on the loopback interface. Of an attempt on several machines, each machine
 runs a `Share`: the one with rank 0 binds the socket, and the driver tells the others its address.
 """
@@ -13,7 +17,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
+import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,9 +134,27 @@ def _tasks_and_own(tasks: Sequence[str], rank: int, first: str, rest: str) -> di
     return {"cluster": cluster, "task": task}
 
 
-def host_store(listening: int) -> Any:
-    """Host the store on the socket with this descriptor. Rank 0 calls this, and keeps the returned object."""
-    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+def host_store(listening: int) -> list[Any]:
+    """Host the store on the socket with this descriptor, at once or from the first connection on.
 
+    Returns:
+        A list that gets the store. Rank 0 keeps it.
+    """
+    hosted: list[Any] = []
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening)
+
+    def begin() -> None:
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+        hosted.append(TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening))
+
+    def begin_when_asked() -> None:
+        select.select([listening], [], [])
+        begin()
+
+    on_one_machine = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
+    if "torch" in sys.modules or not on_one_machine:
+        begin()
+    else:
+        threading.Thread(target=begin_when_asked, name="footplate-store", daemon=True).start()
+    return hosted

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -86,8 +87,15 @@ def one_that_runs(lab: Lab, name: str) -> Machine:
 def test_a_machine_of_a_ray_cluster_that_is_cut_off_is_replaced(lab, until, undisturbed: Losses):
     ray = lab(3)
     head, *others = ray.machines
-    few = ["--num-cpus", 1, "--object-store-memory", 80_000_000, "--disable-usage-stats"]
-    first = ["ray", "start", "--head", "--include-dashboard", "false", "--node-ip-address", head.address, *few]
+    # Without what the test doesn't need: monitors, a worker for each core in advance, and metrics.
+    few = [
+        "--num-cpus", 1, "--object-store-memory", 80_000_000, "--disable-usage-stats", "--include-log-monitor", "false",
+    ]  # fmt: skip
+    system = json.dumps({"prestart_worker_first_driver": False, "enable_metrics_collection": False})
+    first = [
+        "ray", "start", "--head", "--include-dashboard", "false", "--no-monitor", "--system-config", system,
+        "--node-ip-address", head.address, *few,
+    ]  # fmt: skip
     assert head.run(first)[0] == 0
     joining = [
         start(machine, ray, machine.name, "ray", "start", "--address", f"{head.address}:6379", "--node-ip-address",

@@ -136,12 +136,6 @@ def test_a_machine_that_has_lost_something_is_done_without_and_takes_part_again_
     assert last_step(2) == last_step(0) > lost_at + 6, run.said()
 
 
-def test_a_slow_link_that_loses_frames(training, undisturbed):
-    run = training()
-    run.lab.shape(run.lab.machines[1], delay_s=0.02, jitter_s=0.005, loss=0.01)
-    run.ends_like(undisturbed, run.start(0, pause_s=0.0), run.start(1, pause_s=0.0))
-
-
 def test_host_names_of_debian_and_an_interface_that_leads_nowhere(training, undisturbed):
     """Debian gives a host's own name the address 127.0.1.1. Here nobody knows the name of another machine, either."""
     run = training()
@@ -170,8 +164,11 @@ def test_an_interface_that_is_not_there_is_named_before_any_work(training):
     assert "FOOTPLATE_INTERFACE=eth7: m1 has no interface of this name with an address. It has eth0." in run.said()
 
 
-def test_a_firewall_needs_two_holes_the_master_port_and_the_range_of_free_ports(training, undisturbed):
+def test_a_slow_link_that_loses_frames_and_a_firewall_with_holes_for_the_master_port_and_free_ports(
+    training, undisturbed
+):
     run = training()
+    run.lab.shape(run.lab.machines[1], delay_s=0.02, jitter_s=0.005, loss=0.01)
     for machine in run.lab.machines:
         machine.run(["sh", "-c", "echo 45000 45063 > /proc/sys/net/ipv4/ip_local_port_range"])
         run.lab.firewall(machine, [PORT, *range(45000, 45064)])

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cut_off import STEPS, TRAINING, train
 from launched import Program, pooled_pids
 from ray_nodes import end_ray_nodes, is_rays
 from sessions import end_spark_session, is_sparks
 
-from footplate.launch import Restarts
+from footplate.launch import Restarts, launch
 
 
 @pytest.hookimpl(trylast=True)
@@ -35,6 +36,14 @@ def quick() -> Restarts:
 def quick_but_patient() -> Restarts:
     """A restart policy without long waits, for ranks that all end by themselves at different times."""
     return Restarts(peers_grace_s=60, max_delay_s=0.1)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a training in two processes that nothing interrupts."""
+    directory = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert launch(train, directory, 0.0, world_size=2, preload=TRAINING) == STEPS
+    return directory
 
 
 @pytest.fixture(autouse=True)

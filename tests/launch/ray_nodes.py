@@ -24,13 +24,15 @@ assert ray.is_initialized()
 """
 
 
-# Without the processes that no test needs. A killed node counts as lost after 2.5 s, not after 15 s. A node that is only
-# slow has 50 s for an answer, as usual.
+# Ray without a worker for each core in advance, and without metrics. No test needs them.
+LIGHT = {"prestart_worker_first_driver": False, "enable_metrics_collection": False}
+# Nor are there monitors. A killed node counts as lost after 2.5 s, not after 15 s. A node that is only slow has 50 s for
+# an answer, as usual.
 HEAD = {
     "include_dashboard": False,
     "include_log_monitor": False,
     "no_monitor": True,
-    "_system_config": {"health_check_period_ms": 500},
+    "_system_config": {"health_check_period_ms": 500, **LIGHT},
 }
 V100 = {"accelerator_type:V100": 1}
 

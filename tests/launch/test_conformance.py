@@ -2,6 +2,8 @@
 
 To add a backend, add a function to `BACKENDS` that makes a backend. All machines of a backend are this machine, so
 processes are found by their ids and files by their paths.
+
+Launches whose work doesn't use torch preload nothing: on a cluster, each launch has fork servers of its own.
 """
 
 from __future__ import annotations
@@ -191,7 +193,7 @@ def test_a_mistake_of_the_user_is_not_tried_again(backend):
         raise DataError(f"said in attempt {attempt()}")
 
     with pytest.raises(DataError, match="said in attempt 0"):
-        launch(work, world_size=2, backend=backend)
+        launch(work, world_size=2, backend=backend, preload=())
 
 
 def test_output_comes_with_its_rank_and_is_kept_whole(backend, tmp_path, quick_but_patient, capsys):
@@ -201,7 +203,7 @@ def test_output_comes_with_its_rank_and_is_kept_whole(backend, tmp_path, quick_b
         if attempt() == 0 and rank() == 1:
             raise ValueError("of rank 1")
 
-    launch(work, world_size=2, backend=backend, restarts=quick_but_patient, log_dir=tmp_path / "logs")
+    launch(work, world_size=2, backend=backend, restarts=quick_but_patient, log_dir=tmp_path / "logs", preload=())
     out, err = capsys.readouterr()
     assert {"[rank 0] out 0", "[rank 1] out 1"} <= set(out.splitlines())
     assert {"[rank 0] err 0", "[rank 1] err 1"} <= set(err.splitlines())
@@ -232,7 +234,7 @@ def test_a_line_appears_while_the_work_goes_on(backend, tmp_path, monkeypatch):
         return seen.exists()
 
     monkeypatch.setattr(sys, "stdout", Stream())
-    assert launch(work, seen, world_size=1, backend=backend)
+    assert launch(work, seen, world_size=1, backend=backend, preload=())
 
 
 def test_after_kill_9_of_a_worker_all_are_started_again(backend, quick, said):
@@ -259,7 +261,7 @@ def test_restarts_come_to_an_end(backend):
 
     restarts = Restarts(max_restarts=1, peers_grace_s=0.3)
     with pytest.raises(LaunchError, match=r"rank 1 was killed by SIGKILL in attempt 1 \(max_restarts=1 is used up\)"):
-        launch(work, world_size=2, backend=backend, restarts=restarts)
+        launch(work, world_size=2, backend=backend, restarts=restarts, preload=())
 
 
 def test_a_frozen_rank_is_found(backend, quick, said):
@@ -268,7 +270,7 @@ def test_a_frozen_rank_is_found(backend, quick, said):
             os.kill(os.getpid(), signal.SIGSTOP)
         return attempt()
 
-    assert launch(work, world_size=2, backend=backend, restarts=quick, heartbeat_timeout_s=2) == 1
+    assert launch(work, world_size=2, backend=backend, restarts=quick, heartbeat_timeout_s=2, preload=()) == 1
     assert re.search(r"rank 1 gave no sign of life for \d+ s", said.text)
 
 
@@ -295,7 +297,7 @@ def test_a_signal_reaches_every_rank_and_nothing_is_left(backend, pids, tmp_path
     thread = threading.Thread(target=tell)
     thread.start()
     with pytest.raises(end):
-        launch(work, world_size=2, backend=backend)
+        launch(work, world_size=2, backend=backend, preload=())
     thread.join()
     assert {one.name for one in tmp_path.glob("saved*")} == {"saved by 0", "saved by 1"}
     assert len(found) == 2
@@ -315,7 +317,7 @@ def test_only_on_this_machine_may_workers_be_more_than_slots(backend):
         return int(os.environ["WORLD_SIZE"])
 
     if backend.name == "local":
-        assert launch(work, world_size=slots + 1, backend=backend) == slots + 1
+        assert launch(work, world_size=slots + 1, backend=backend, preload=()) == slots + 1
     else:
         with pytest.raises(LaunchError, match=f"np={slots + 1}: {backend.name} can hold {slots} worker"):
             launch(work, world_size=slots + 1, backend=backend)

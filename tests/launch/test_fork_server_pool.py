@@ -1,4 +1,7 @@
-"""The pool of fork servers: reuse, the environment of workers, and the end of a fork server."""
+"""The pool of fork servers: reuse, the environment of workers, and the end of a fork server.
+
+Most fork servers preload nothing. They start at once, and what they preload makes no difference here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def none_before():
 
 def fork_server() -> int:
     """Launch a worker. Return the process that it was forked from."""
-    return launch(os.getppid, world_size=1)
+    return launch(os.getppid, world_size=1, preload=())
 
 
 def test_the_second_launch_uses_the_fork_server_of_the_first():
@@ -45,10 +48,10 @@ def test_from_the_second_launch_on_the_ranks_meet_in_well_under_a_second():
 
 def test_workers_have_exactly_the_environment_of_their_call(monkeypatch):
     monkeypatch.setenv("OF_THE_FIRST", "1")
-    first = launch(lambda: (os.getppid(), dict(os.environ)), world_size=1, env={"GIVEN": "1"})
+    first = launch(lambda: (os.getppid(), dict(os.environ)), world_size=1, env={"GIVEN": "1"}, preload=())
     monkeypatch.delenv("OF_THE_FIRST")
     monkeypatch.setenv("OF_THE_SECOND", "2")
-    second = launch(lambda: (os.getppid(), dict(os.environ)), world_size=1)
+    second = launch(lambda: (os.getppid(), dict(os.environ)), world_size=1, preload=())
     assert first[0] == second[0]
     assert {"OF_THE_FIRST", "GIVEN"} <= first[1].keys() - second[1].keys()
     assert {name for name in os.environ if second[1].get(name) != os.environ[name]} == set()
@@ -57,7 +60,7 @@ def test_workers_have_exactly_the_environment_of_their_call(monkeypatch):
 def test_workers_are_in_the_directory_of_their_call(tmp_path, monkeypatch):
     fork_server()
     monkeypatch.chdir(tmp_path)
-    assert launch(Path.cwd, world_size=1) == tmp_path
+    assert launch(Path.cwd, world_size=1, preload=()) == tmp_path
 
 
 @pytest.mark.slow
@@ -79,7 +82,7 @@ def test_after_a_failure_it_is_used_again(quick):
         return os.getppid()
 
     first = fork_server()
-    assert launch(work, world_size=2, restarts=quick) == first
+    assert launch(work, world_size=2, restarts=quick, preload=()) == first
     assert fork_server() == first
 
 
@@ -109,7 +112,7 @@ def test_launches_at_the_same_time_have_each_their_own():
 
     def one():
         both.wait()
-        found.append(launch(lambda: (time.sleep(0.5), os.getppid())[1], world_size=1))
+        found.append(launch(lambda: (time.sleep(0.5), os.getppid())[1], world_size=1, preload=()))
 
     threads = [threading.Thread(target=one) for _ in range(2)]
     for thread in threads:
@@ -132,7 +135,7 @@ def test_it_ends_with_the_process(program):
     script = program("""
 import os
 from footplate.launch import launch
-print("fork server", launch(os.getppid, world_size=1), flush=True)
+print("fork server", launch(os.getppid, world_size=1, preload=()), flush=True)
 """)
     number = int(script.read_until("fork server").split()[-1])
     assert script.end() == (0, "")
@@ -143,7 +146,7 @@ def test_it_ends_with_a_process_that_is_killed(program):
     script = program("""
 import os, time
 from footplate.launch import launch
-print("fork server", launch(os.getppid, world_size=1), flush=True)
+print("fork server", launch(os.getppid, world_size=1, preload=()), flush=True)
 time.sleep(60)
 """)
     script.read_until("fork server")
@@ -158,11 +161,11 @@ def test_a_forked_process_has_its_own_fork_servers(program):
     script = program("""
 import os
 from footplate.launch import launch
-first = launch(os.getppid, world_size=1)
+first = launch(os.getppid, world_size=1, preload=())
 if os.fork() == 0:
-    print("other" if launch(os.getppid, world_size=1) != first else "shared", flush=True)
+    print("other" if launch(os.getppid, world_size=1, preload=()) != first else "shared", flush=True)
     raise SystemExit
 os.wait()
-print("mine" if launch(os.getppid, world_size=1) == first else "lost", flush=True)
+print("mine" if launch(os.getppid, world_size=1, preload=()) == first else "lost", flush=True)
 """)
     assert script.end() == (0, "other\nmine\n")

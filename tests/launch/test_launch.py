@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -27,6 +28,30 @@ def test_the_ranks_meet_through_plain_init_process_group():
         return total.item(), dist.get_world_size()
 
     assert launch(work, world_size=3) == (6, 3)
+
+
+def test_a_function_without_torch_runs_without_it_in_all_attempts(quick):
+    def work():
+        assert "torch" not in sys.modules
+        if worker.attempt() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return worker.attempt()
+
+    assert launch(work, world_size=2, restarts=quick, preload=()) == 1
+
+
+def test_the_ranks_meet_although_none_has_preloaded_torch():
+    def work():
+        from torch import distributed
+
+        distributed.init_process_group("gloo")
+        distributed.barrier()
+        if distributed.get_rank() == 1:
+            # Rank 0 has the store, and may have returned.
+            distributed.distributed_c10d._get_default_store().set("late", "still there")
+        return distributed.get_world_size()
+
+    assert launch(work, world_size=2, preload=()) == 2
 
 
 def test_a_worker_finds_its_place_in_the_environment():
@@ -177,7 +202,7 @@ class Box:
     pass
 def work(box):
     return type(box) is Box, os.environ["WORLD_SIZE"]
-result = launch(work, Box(), world_size=2)
+result = launch(work, Box(), world_size=2, preload=())
 assert result == (True, "2"), result
 """)
     assert script.end() == (0, "the script runs\n")

@@ -304,7 +304,7 @@ def test_a_killed_fork_server_is_replaced_and_counts_against_the_hosts_budget(sa
             time.sleep(60)
         return attempt()
 
-    assert launch(work, world_size=2, restarts=Restarts(max_restarts=0)) == 1
+    assert launch(work, world_size=2, restarts=Restarts(max_restarts=0), preload=()) == 1
     (line,) = [record.message for record in said.records]
     assert "all ranks were lost with the process that starts them, which was killed by SIGKILL in attempt 0" in line
     assert "(restart 1 of 10)" in line
@@ -320,7 +320,7 @@ def test_a_fork_server_that_does_not_kill_a_worker_is_killed(quick, said, monkey
             os.kill(os.getpid(), signal.SIGSTOP)
         return attempt()
 
-    assert launch(work, world_size=1, restarts=quick, heartbeat_timeout_s=2) == 1
+    assert launch(work, world_size=1, restarts=quick, heartbeat_timeout_s=2, preload=()) == 1
     assert "rank 0 gave no sign of life" in said.text
 
 
@@ -330,7 +330,7 @@ def test_the_hosts_budget_ends_too():
         time.sleep(60)
 
     with pytest.raises(LaunchError, match=r"all ranks were lost.*max_host_restarts=0"):
-        launch(work, world_size=1, restarts=Restarts(max_host_restarts=0))
+        launch(work, world_size=1, restarts=Restarts(max_host_restarts=0), preload=())
 
 
 def test_a_rank_that_fails_again_and_again_is_left_out(quick, said):

@@ -1,4 +1,7 @@
-"""Output of workers: with the rank before each line, on a terminal, in files, and without a real file."""
+"""Output of workers: with the rank before each line, on a terminal, in files, and without a real file.
+
+No worker uses torch, so the launches preload nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def test_each_line_has_its_rank_before_it(capsys):
         os.write(1, b"from below Python\n")
         print("without an end", end="")
 
-    launch(work, world_size=2)
+    launch(work, world_size=2, preload=())
     out, err = capsys.readouterr()
     for rank in "01":
         lines = [line.removeprefix(f"[rank {rank}] ") for line in out.splitlines() if line.startswith(f"[rank {rank}]")]
@@ -42,7 +45,7 @@ from footplate.launch import launch
 def work():
     print("now")
     time.sleep(60)
-launch(work, world_size=1)
+launch(work, world_size=1, preload=())
 """)
     assert script.read_until("now") == "[rank 0] now\n"
 
@@ -54,7 +57,7 @@ def test_output_is_kept_whole_for_each_attempt_and_rank(tmp_path, quick_but_pati
         if os.environ["FOOTPLATE_ATTEMPT"] == "0" and os.environ["RANK"] == "1":
             raise ValueError("of rank 1")
 
-    launch(work, world_size=2, restarts=quick_but_patient, log_dir=tmp_path)
+    launch(work, world_size=2, restarts=quick_but_patient, log_dir=tmp_path, preload=())
     files = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.glob("*/*")}
     assert set(files) == {f"attempt-{attempt}/rank-{rank}.log" for attempt in (0, 1) for rank in (0, 1)}
     assert sorted(files["attempt-0/rank-0.log"].splitlines()) == ["err 0", "out 0"]
@@ -65,7 +68,7 @@ def test_output_is_kept_whole_for_each_attempt_and_rank(tmp_path, quick_but_pati
 def test_a_full_disk_under_the_logs_does_not_end_the_run(tmp_path, said, capsys):
     (tmp_path / "attempt-0").mkdir()
     (tmp_path / "attempt-0" / "rank-0.log").symlink_to("/dev/full")
-    assert launch(lambda: print("shown") or 1, world_size=1, log_dir=tmp_path) == 1
+    assert launch(lambda: print("shown") or 1, world_size=1, log_dir=tmp_path, preload=()) == 1
     assert capsys.readouterr().out == "[rank 0] shown\n"
     assert "the output of rank 0 is no longer kept" in said.text
 
@@ -76,14 +79,14 @@ def test_what_a_killed_rank_had_written_is_shown(capsys, quick):
             os.write(1, b"x" * 60_000 + b" its last words")
             os.kill(os.getpid(), 9)
 
-    launch(work, world_size=1, restarts=quick)
+    launch(work, world_size=1, restarts=quick, preload=())
     assert "its last words\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stand_in", [io.StringIO(), None])
 def test_it_works_where_standard_output_is_no_file(monkeypatch, stand_in):
     monkeypatch.setattr(sys, "stdout", stand_in)
-    assert launch(lambda: print("hello") or 1, world_size=2) == 1
+    assert launch(lambda: print("hello") or 1, world_size=2, preload=()) == 1
     if stand_in is not None:
         assert sorted(stand_in.getvalue().splitlines()) == ["[rank 0] hello", "[rank 1] hello"]
 
@@ -91,7 +94,7 @@ def test_it_works_where_standard_output_is_no_file(monkeypatch, stand_in):
 def test_letters_that_a_stream_does_not_know_do_no_harm(monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
-    launch(lambda: print("Zürich"), world_size=1)
+    launch(lambda: print("Zürich"), world_size=1, preload=())
     assert out.buffer.getvalue() == b"[rank 0] Z\\xfcrich\n"
 
 
@@ -138,7 +141,7 @@ def on_a_terminal(place: Path, work: str) -> tuple[str, str]:
 import os, sys, time
 from footplate.launch import launch
 {work}
-launch(work, world_size=2, log_dir="logs")
+launch(work, world_size=2, log_dir="logs", preload=())
 """)
     (place / "terminal").touch()
     ours, theirs = pty.openpty()

@@ -1,4 +1,7 @@
-"""The supervisor killed, suspended, or told to end: programs of their own, and the end of their workers."""
+"""The supervisor killed, suspended, or told to end: programs of their own, and the end of their workers.
+
+No worker uses torch, so the launches preload nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def work():
     child = subprocess.Popen(["sleep", "60"])
     print("there", os.environ["RANK"], flush=True)
     time.sleep(60)
-launch(work, world_size=2, restarts=Restarts(max_restarts=0), grace_s=GRACE)
+launch(work, world_size=2, restarts=Restarts(max_restarts=0), grace_s=GRACE, preload=())
 """
 
 
@@ -44,6 +47,7 @@ def test_when_supervisor_and_fork_server_are_killed_at_once_the_workers_end_too(
     script.read_until("there 0", "there 1")
     fork_server, *rest = script.family()
     workers = [one for one in rest if one.name() != "sleep"]
+    fork_server.suspend()  # so it doesn't end by itself first
     script.process.kill()
     fork_server.kill()
     assert gone([fork_server, *workers])
@@ -70,7 +74,7 @@ def work():
     signal.signal(signal.SIGTERM, save)
     print("there", os.environ["RANK"], flush=True)
     time.sleep(60)
-launch(work, world_size=2)
+launch(work, world_size=2, preload=())
 """)
     script.read_until("there 0", "there 1")
     family = script.family()
@@ -104,7 +108,7 @@ def work():
         os.write(1, f"saved by {os.environ['RANK']}\\n".encode())
         raise
 try:
-    launch(work, world_size=2)
+    launch(work, world_size=2, preload=())
 except KeyboardInterrupt:
     print("interrupted")
 """)
@@ -125,7 +129,7 @@ def work():
     while True:
         time.sleep(60)
 try:
-    launch(work, world_size=2)
+    launch(work, world_size=2, preload=())
 except KeyboardInterrupt:
     print("interrupted")
 """)
@@ -144,7 +148,7 @@ import os
 from footplate.launch import launch, Restarts
 def work():
     os._exit(1)
-launch(work, world_size=1, restarts=Restarts(max_restarts=9))
+launch(work, world_size=1, restarts=Restarts(max_restarts=9), preload=())
 """)
     script.read_until("attempt 2 starts in 1 s", "attempt 3 starts in 2 s")
     script.process.terminate()
@@ -153,14 +157,14 @@ launch(work, world_size=1, restarts=Restarts(max_restarts=9))
 
 def test_the_callers_handlers_are_back_afterwards():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    launch(print, world_size=1)
+    launch(print, world_size=1, preload=())
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 @pytest.mark.parametrize("end", [lambda: os._exit(143), lambda: exit(143)])
 def test_ranks_that_all_end_with_143_are_not_started_again(end, said):
     with pytest.raises(SystemExit) as raised:
-        launch(end, world_size=2)
+        launch(end, world_size=2, preload=())
     assert raised.value.code == 143
     assert not said.records
 
@@ -170,7 +174,7 @@ def test_ranks_that_all_were_interrupted_are_not_started_again(said):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch(work, world_size=2)
+        launch(work, world_size=2, preload=())
     assert not said.records
 
 
@@ -180,7 +184,7 @@ def test_a_rank_that_fails_beside_one_that_was_told_to_end_is_a_failure(quick_bu
             return "again"
         raise SystemExit(143) if os.environ["RANK"] == "0" else ValueError
 
-    assert launch(work, world_size=2, restarts=quick_but_patient) == "again"
+    assert launch(work, world_size=2, restarts=quick_but_patient, preload=()) == "again"
 
 
 def test_sigterm_to_a_single_rank_that_does_not_handle_it_is_a_failure():
@@ -190,7 +194,8 @@ def test_sigterm_to_a_single_rank_that_does_not_handle_it_is_a_failure():
             time.sleep(60)
         return os.environ["FOOTPLATE_ATTEMPT"]
 
-    assert launch(work, world_size=2, restarts=Restarts(max_restarts=1, peers_grace_s=0.3)) == "1"
+    restarts = Restarts(max_restarts=1, peers_grace_s=0.3)
+    assert launch(work, world_size=2, restarts=restarts, preload=()) == "1"
 
 
 @pytest.mark.slow
@@ -202,7 +207,7 @@ def work():
     print("there", os.environ["RANK"], flush=True)
     time.sleep(4.5)
     return "unharmed in attempt " + os.environ["FOOTPLATE_ATTEMPT"]
-print(launch(work, world_size=2, heartbeat_timeout_s=2))
+print(launch(work, world_size=2, heartbeat_timeout_s=2, preload=()))
 """)
     script.read_until("there 0", "there 1")
     script.process.send_signal(signal.SIGSTOP)

@@ -161,7 +161,9 @@ def test_other_versions_on_a_node_are_refused(cluster, tmp_path):
         launch(print, world_size=1, backend=on(runtime_env={"env_vars": {"PYTHONPATH": path}}), preload=())
 
 
-def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(cluster, rooms, tmp_path, said):
+def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
+    cluster, rooms, tmp_path, uninterrupted, said
+):
     def train_and_tell_where(directory, pause_s):
         if worker.attempt() == 0:
             above = [str(process.pid) for process in psutil.Process().parents()]
@@ -178,7 +180,6 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
         rooms.remove(node)
         cluster.remove_node(node, allow_graceful=False)
 
-    assert launch(train, tmp_path / "whole", 0.0, world_size=2, preload=TRAINING) == STEPS
     remover = threading.Thread(target=remove_its_node)
     remover.start()
     backend = on(strategy="STRICT_SPREAD", resources={"room": 1})
@@ -191,10 +192,10 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
         "was lost with its node" in line or "lost with the process that starts them" in line
     )  # whichever is seen first
     assert "attempt 1 starts now (restart 1 of 10)" in line
-    assert_no_trace(tmp_path / "whole", tmp_path / "cut")
+    assert_no_trace(uninterrupted, tmp_path / "cut")
 
 
-def test_a_node_that_ray_drains_is_left_without_a_restart_or_a_lost_step(cluster, rooms, tmp_path, said):
+def test_a_node_that_ray_drains_is_left_without_a_restart_or_a_lost_step(cluster, rooms, tmp_path, uninterrupted, said):
     rooms.append(cluster.add_node(num_cpus=1, resources={"room": 1}, **SMALL))
     cluster.wait_for_nodes(120)
 
@@ -218,7 +219,6 @@ def test_a_node_that_ray_drains_is_left_without_a_restart_or_a_lost_step(cluster
     from ray import _raylet as ray
     from ray.core.generated import autoscaler_pb2
 
-    assert launch(train, tmp_path / "whole", 0.0, world_size=2, preload=TRAINING) == STEPS
     drainer = threading.Thread(target=drain_its_node)
     drainer.start()
     backend = on(strategy="STRICT_SPREAD", resources={"room": 1})
@@ -228,7 +228,7 @@ def test_a_node_that_ray_drains_is_left_without_a_restart_or_a_lost_step(cluster
     drainer.join()
     assert "Ray drains node" in said.text
     assert node_of(0) is not node_of(1)
-    assert_no_trace(tmp_path / "whole", tmp_path / "cut")
+    assert_no_trace(uninterrupted, tmp_path / "cut")
     # Both ranks have saved at the same step, so no step was made twice.
     assert all(len(steps(tmp_path / "cut", number)) == STEPS for number in (0, 1))
     drained = node_of(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launched import gone
-from ray_nodes import PROGRAM
+from ray_nodes import LIGHT, PROGRAM
 
 import footplate as fp
 from footplate.launch.cluster.ray import RayPlacement
@@ -98,6 +98,12 @@ def no_other_ray() -> None:
     """Wait until no cluster of another test runs: Ray would find and use it."""
     heads = [one for one in psutil.process_iter(["name"]) if one.info["name"] == "gcs_server"]
     assert gone([head for head in heads if shares_our_network(head)])
+
+
+@pytest.fixture(autouse=True)
+def light_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LIGHT.items():
+        monkeypatch.setenv(f"RAY_{name}", str(int(value)))
 
 
 def test_without_a_cluster_one_is_started_here_and_ends_with_the_program(program, monkeypatch):

@@ -298,12 +298,13 @@ def test_the_ranks_meet_and_rank_0s_value_comes_home(session, capfd):
     )
 
 
-def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_losses(session, tmp_path, said):
+def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
+    session, tmp_path, uninterrupted, said
+):
     def kill_an_executor():
         until(lambda: len(steps(tmp_path / "killed", 0)) > 8, 120)
         executors()[1].kill()
 
-    assert launch(train, tmp_path / "whole", 0.0, world_size=2, preload=TRAINING) == STEPS
     killer = threading.Thread(target=kill_an_executor)
     killer.start()
     backend = Cluster(SparkPlacement())
@@ -311,7 +312,7 @@ def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_los
     killer.join()
     assert "max_host_restarts" not in said.text
     assert "attempt 1 starts now (restart 1 of 10)" in said.text
-    assert_no_trace(tmp_path / "whole", tmp_path / "killed")
+    assert_no_trace(uninterrupted, tmp_path / "killed")
 
 
 def test_an_executor_that_spark_decommissions_is_left_without_a_restart_or_a_lost_step(session, tmp_path, said):
@@ -378,7 +379,7 @@ def test_ctrl_c_stops_the_stage_and_leaves_nothing(session, tmp_path):
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        launch(work, world_size=2, backend=Cluster(SparkPlacement()))
+        launch(work, world_size=2, backend=Cluster(SparkPlacement()), preload=())
     assert not any(psutil.pid_exists(int((tmp_path / rank).read_text())) for rank in "01")
     assert session.sparkContext.statusTracker().getActiveJobsIds() == []
 
@@ -394,7 +395,7 @@ def work():
     print("rank", os.environ["RANK"], "works")
     time.sleep(600)
 with two_executors():
-    launch(work, world_size=2, backend=named("spark"))
+    launch(work, world_size=2, backend=named("spark"), preload=())
 """)
     running.read_until("rank 0 works", "rank 1 works")
     family = [one for one in running.family() if runs(one)]  # a process of Java's start is a zombie
@@ -418,7 +419,8 @@ def test_the_output_of_each_attempt_and_rank_is_kept_at_home(session, tmp_path, 
             raise ValueError("only once")
         return "done"
 
-    assert launch(work, world_size=2, backend=Cluster(SparkPlacement()), restarts=quick, log_dir=tmp_path) == "done"
+    backend = Cluster(SparkPlacement())
+    assert launch(work, world_size=2, backend=backend, restarts=quick, log_dir=tmp_path, preload=()) == "done"
     for attempt, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
         assert f"attempt {attempt} of rank {rank}" in (tmp_path / f"attempt-{attempt}/rank-{rank}.log").read_text()
     assert "ValueError: only once" in (tmp_path / "attempt-0/rank-1.log").read_text()

@@ -22,13 +22,17 @@ from jobs.backends.places import Kind
 from jobs.conftest import Bench, until
 
 SMALL = {"num_cpus": 8, "object_store_memory": 80_000_000}  # one n1-standard-8 each
-# Without processes that no test needs: two monitors, and a worker for each core in advance. A killed node counts as lost
+# Without what no test needs: two monitors, a worker for each core in advance, and metrics. A killed node counts as lost
 # after 2.5 s, not after 15 s. A node that is only slow has 50 s for an answer, as usual.
 HEAD = {
     "include_dashboard": True,
     "include_log_monitor": False,
     "no_monitor": True,
-    "_system_config": {"health_check_period_ms": 500, "prestart_worker_first_driver": False},
+    "_system_config": {
+        "health_check_period_ms": 500,
+        "prestart_worker_first_driver": False,
+        "enable_metrics_collection": False,
+    },
 }
 
 

@@ -34,7 +34,9 @@ EVERYWHERE = pytest.mark.parametrize(
     ],
     indirect=True,
 )
+ON_THIS_MACHINE = pytest.mark.parametrize("place", [pytest.param("local", marks=pytest.mark.slow)], indirect=True)
 ON_RAY = pytest.mark.parametrize("place", [pytest.param("ray", marks=ENGINE)], indirect=True)
+ON_SLURM = pytest.mark.parametrize("place", [pytest.param("slurm", marks=ENGINE)], indirect=True)
 
 # Trains until there is a file `end`, or for a number of steps.
 TRAINS = f"""
@@ -125,8 +127,15 @@ def test_a_profile_is_reported_although_its_training_ends_with_it(bench: Bench, 
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
 
 
-@EVERYWHERE
+@ON_THIS_MACHINE
 def test_a_job_without_a_training_is_not_profiled_and_shows_its_stacks(bench: Bench, place: Place, footplate: Any):
+    start_without_a_training(bench, footplate)
+    (bench.directory / "go").touch()
+    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+
+
+def start_without_a_training(bench: Bench, footplate: Any) -> None:
+    """Run a job that doesn't train, until there is a file `go`. Assert that it is not profiled and shows its stacks."""
     bench.program('(place / "began").touch(); until_there("go")')
     bench.submit()
     bench.there("began")
@@ -137,21 +146,16 @@ def test_a_job_without_a_training_is_not_profiled_and_shows_its_stacks(bench: Be
     code, text, errors = footplate("jobs", "stacks", "my_job")
     assert code == 0, errors
     assert re.search(r"^process \d+ \(", text, re.MULTILINE)
-    (bench.directory / "go").touch()
-    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
 
 
 @ON_RAY
-def test_a_question_needs_no_supervisor_leaves_no_job_and_carries_no_secret(
-    bench: Bench, place: RayCluster, monkeypatch: pytest.MonkeyPatch
+def test_without_a_training_too_a_question_needs_no_supervisor_leaves_no_job_and_carries_no_secret(
+    bench: Bench, place: RayCluster, footplate: Any, monkeypatch: pytest.MonkeyPatch
 ):
     from ray.job_submission import JobSubmissionClient
 
     monkeypatch.setenv("MY_API_KEY", "s3cret-s3cret")
-    bench.program('(place / "began").touch(); until_there("go")')
-    bench.submit()
-    bench.there("began")
-    bench.is_in(State.RUNNING)
+    start_without_a_training(bench, footplate)
     job = bench.jobs.find("my_job")
     submitted: list[dict[str, Any]] = []
     submit = type(place.client).submit
@@ -180,14 +184,11 @@ def test_a_question_needs_no_supervisor_leaves_no_job_and_carries_no_secret(
         RayProcesses("my_job", place.options["address"], f"{job.id}-1").stacks()
 
 
-@pytest.mark.parametrize("place", [pytest.param("slurm", marks=ENGINE)], indirect=True)
-def test_a_question_on_the_shared_disk_leaves_no_file_and_is_refused_by_a_replica_that_has_ended(
-    bench: Bench, place: Place
+@ON_SLURM
+def test_without_a_training_too_a_question_leaves_no_file_and_is_refused_by_a_replica_that_has_ended(
+    bench: Bench, place: Place, footplate: Any
 ):
-    bench.program('(place / "began").touch(); until_there("go")')
-    bench.submit()
-    bench.there("began")
-    bench.is_in(State.RUNNING)
+    start_without_a_training(bench, footplate)
     store, job = bench.jobs.store, bench.jobs.find("my_job")
     # A machine with the same disk, on which no supervisor runs.
     elsewhere = dataclasses.replace(job, host="another-machine")
