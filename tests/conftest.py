@@ -31,7 +31,9 @@ import footplate as fp
 collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/test_cuda.py
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile Footplate again
+# Else hundreds of processes would compile Footplate again: programs, and forks of this process.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first `python3` of PATH
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark"))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

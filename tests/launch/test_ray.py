@@ -187,11 +187,12 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
     arguments = {"world_size": 2, "backend": backend, "restarts": patient, "preload": TRAINING}
     assert launch(train_and_tell_where, tmp_path / "cut", 0.1, **arguments) == STEPS
     remover.join()
-    (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
-    assert (
-        "was lost with its node" in line or "lost with the process that starts them" in line
-    )  # whichever is seen first
-    assert "attempt 1 starts now (restart 1 of 10)" in line
+    lines = [record.message for record in said.records if record.levelname == "WARNING"]
+    # The end of the process that starts ranks may be seen before the end of its node. The next attempt may then begin on
+    # that node, and is lost with it.
+    assert len(lines) in (1, 2)
+    assert all("was lost with its node" in line or "lost with the process that starts them" in line for line in lines)
+    assert "attempt 1 starts now (restart 1 of 10)" in lines[0]
     assert_no_trace(uninterrupted, tmp_path / "cut")
 
 
