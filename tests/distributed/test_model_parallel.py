@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from typing import Any
 
@@ -29,7 +30,7 @@ GRIDS = {2: 1, 4: 2}
 TWO = fp.ModelParallelStrategy(tensor_parallel_size=2)
 
 
-def train(root, batch_size, strategy=TWO, epochs=2, ckpt_path=None, dropout=0.0, module=Text, rows=50, **settings):
+def train(root, batch_size, strategy=TWO, epochs=1, ckpt_path=None, dropout=0.0, module=Text, rows=50, **settings):
     """Train, and return what one rank can tell of it."""
     torch.manual_seed(0)
     trainer, model = make(root, strategy=strategy, max_epochs=epochs, **settings), module(dropout)
@@ -48,33 +49,66 @@ def train(root, batch_size, strategy=TWO, epochs=2, ckpt_path=None, dropout=0.0,
     }
 
 
+SETTINGS = {
+    "plain": {},
+    "accumulated and clipped": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
+    "clipped by value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+}
+
+
+def trainings(world):
+    """Arguments of `train` for each training of a grid."""
+    settings = {name: {"epochs": 2, **settings} for name, settings in SETTINGS.items()}
+    if world == 2:
+        return {**settings, "dropout": {"dropout": 0.3}}
+    return {
+        **settings,
+        "dropout": {"dropout": 0.3},
+        "averaged": {"callbacks": [fp.EMAWeightAveraging(decay=0.8)]},
+        "in 16 bits": {"precision": "bf16-mixed"},
+        "by hand": {"module": ByHand},
+        "by user": {"module": ByUser, "gradient_clip_val": 1e9},
+        "on meta": {"module": OnMeta},
+        "cut on meta": {"module": CutOnMeta},
+        "loss parallel": {"module": UnderLossParallel},
+    }
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """A function that returns what each rank of a grid has learned in each training. The ranks of a grid start once."""
+
+    @functools.cache
+    def of_grid(world):
+        root, batch_size = tmp_path_factory.mktemp("grid"), 16 // GRIDS[world]
+
+        def train_each():
+            return {name: train(root / name, batch_size, **arguments) for name, arguments in trainings(world).items()}
+
+        return ranks.run(train_each, world, timeout_s=120.0 * len(trainings(world)))
+
+    return of_grid
+
+
 @pytest.mark.parametrize("world", GRIDS)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
-        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-    ],
-    ids=["plain", "accumulated and clipped", "clipped by value"],
-)
-def test_a_grid_learns_what_one_process_learns(tmp_path, world, settings):
-    alone = train(tmp_path / "alone", 16, "auto", **settings)
-    results = ranks.run(lambda: train(tmp_path / "grid", 16 // GRIDS[world], **settings), world)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_grid_learns_what_one_process_learns(tmp_path, learned, world, name):
+    alone = train(tmp_path / "alone", 16, "auto", epochs=2, **SETTINGS[name])
+    results = [of_rank[name] for of_rank in learned(world)]
     for rank, result in enumerate(results):
         assert result["rank"] == (rank, world)
         same(alone["weights"], result["weights"])
         equal(results[0]["weights"], result["weights"])
         assert result["metrics"] == results[0]["metrics"]
         assert result["step"] == alone["step"]
-        for name, value in alone["metrics"].items():
-            assert result["metrics"][name] == pytest.approx(value, rel=1e-4), name
+        for metric, value in alone["metrics"].items():
+            assert result["metrics"][metric] == pytest.approx(value, rel=1e-4), metric
     assert results[0]["metrics"]["rows"] == 50
     assert results[0]["metrics"]["val_rows"] == 33
 
 
-def test_each_rank_holds_a_part_of_the_planned_layers(tmp_path):
-    result = ranks.run(lambda: train(tmp_path, 8, epochs=1), 4)[0]
+def test_each_rank_holds_a_part_of_the_planned_layers(learned):
+    result = learned(4)[0]["plain"]
     weights, local = result["weights"], result["local"]
     for name in ("net.tokens.weight", "net.blocks.0.attention.query.weight", "net.blocks.1.down.weight"):
         assert local[name] == weights[name].numel() // 4, name
@@ -83,29 +117,27 @@ def test_each_rank_holds_a_part_of_the_planned_layers(tmp_path):
     assert torch.equal(weights["net.tokens.weight"], weights["net.head.weight"])
 
 
-def test_dropout_draws_the_same_numbers_on_the_ranks_of_a_group(tmp_path):
+def test_dropout_draws_the_same_numbers_on_the_ranks_of_a_group(tmp_path, learned):
     alone = train(tmp_path / "alone", 16, "auto", dropout=0.3)
-    for result in ranks.run(lambda: train(tmp_path / "one group", 16, dropout=0.3), 2):
-        same(alone["weights"], result["weights"])
+    for of_rank in learned(2):
+        same(alone["weights"], of_rank["dropout"]["weights"])
 
     sharded = ranks.run(lambda: train(tmp_path / "sharded", 8, "fsdp", dropout=0.3), 2)
-    for result in ranks.run(lambda: train(tmp_path / "two groups", 8, dropout=0.3), 4):
-        same(sharded[0]["weights"], result["weights"])
+    for of_rank in learned(4):
+        same(sharded[0]["weights"], of_rank["dropout"]["weights"])
 
 
-def test_averaged_weights_are_those_of_one_process(tmp_path):
-    def averaged(name, batch_size, strategy=TWO):
-        return train(tmp_path / name, batch_size, strategy, callbacks=[fp.EMAWeightAveraging(decay=0.8)])
-
-    alone = averaged("alone", 16, "auto")
-    for result in ranks.run(lambda: averaged("grid", 8), 4):
+def test_averaged_weights_are_those_of_one_process(tmp_path, learned):
+    alone = train(tmp_path / "alone", 16, "auto", callbacks=[fp.EMAWeightAveraging(decay=0.8)])
+    for of_rank in learned(4):
+        result = of_rank["averaged"]
         same(alone["weights"], result["weights"])
         assert result["metrics"]["val_loss"] == pytest.approx(alone["metrics"]["val_loss"], rel=1e-4)
 
 
-def test_in_a_mixed_precision_a_grid_learns_what_sharded_ranks_learn(tmp_path):
-    sharded = ranks.run(lambda: train(tmp_path / "sharded", 8, "fsdp", precision="bf16-mixed", epochs=1), 2)
-    result = ranks.run(lambda: train(tmp_path / "grid", 8, precision="bf16-mixed", epochs=1), 4)[0]
+def test_in_a_mixed_precision_a_grid_learns_what_sharded_ranks_learn(tmp_path, learned):
+    sharded = ranks.run(lambda: train(tmp_path / "sharded", 8, "fsdp", precision="bf16-mixed"), 2)
+    result = learned(4)[0]["in 16 bits"]
     assert result["metrics"]["val_loss"] == pytest.approx(sharded[0]["metrics"]["val_loss"], rel=0.02)
     for name, value in sharded[0]["weights"].items():
         # Sums of parts are rounded to 16 bits, and a step of Adam is about its learning rate, 0.01.
@@ -128,10 +160,10 @@ class ByHand(Text):
         optimizer.step()
 
 
-def test_manual_optimisation_clips_over_the_whole_grid(tmp_path):
+def test_manual_optimisation_clips_over_the_whole_grid(tmp_path, learned):
     alone = train(tmp_path / "alone", 16, "auto", module=ByHand)
-    for result in ranks.run(lambda: train(tmp_path / "grid", 8, module=ByHand), 4):
-        same(alone["weights"], result["weights"])
+    for of_rank in learned(4):
+        same(alone["weights"], of_rank["by hand"]["weights"])
 
 
 class ByUser(Text):
@@ -148,9 +180,10 @@ class ByUser(Text):
         fully_shard(self.net, mesh=mesh["data_parallel"])
 
 
-def test_a_module_may_cut_and_shard_itself_in_configure_model(tmp_path):
+def test_a_module_may_cut_and_shard_itself_in_configure_model(tmp_path, learned):
     alone = train(tmp_path / "alone", 16, "auto", module=ByUser)
-    for result in ranks.run(lambda: train(tmp_path / "grid", 8, module=ByUser, gradient_clip_val=1e9), 4):
+    for of_rank in learned(4):
+        result = of_rank["by user"]
         same(alone["weights"], result["weights"])
         assert "Shard(dim=0)" in repr(result["cut"]["net.blocks.0.up.weight"])
 
@@ -175,11 +208,11 @@ class CutOnMeta(OnMeta):
         self.net.head.weight = self.net.tokens.weight
 
 
-def test_numbers_are_those_of_sharded_ranks_also_if_layers_are_cut_on_the_meta_device(tmp_path):
+def test_numbers_are_those_of_sharded_ranks_also_if_layers_are_cut_on_the_meta_device(tmp_path, learned):
     sharded = ranks.run(lambda: train(tmp_path / "sharded", 8, "fsdp", module=OnMeta), 2)
-    for module in (OnMeta, CutOnMeta):
-        for result in ranks.run(lambda module=module: train(tmp_path / module.__name__, 8, module=module), 4):
-            same(sharded[0]["weights"], result["weights"])
+    for of_rank in learned(4):
+        for name in ("on meta", "cut on meta"):
+            same(sharded[0]["weights"], of_rank[name]["weights"])
 
 
 class UnderLossParallel(Text):
@@ -204,9 +237,10 @@ class UnderLossParallel(Text):
             super().backward(*arguments)
 
 
-def test_a_loss_may_be_computed_on_the_parts_of_the_logits(tmp_path):
+def test_a_loss_may_be_computed_on_the_parts_of_the_logits(tmp_path, learned):
     alone = train(tmp_path / "alone", 16, "auto", module=Text)
-    for result in ranks.run(lambda: train(tmp_path / "grid", 8, module=UnderLossParallel), 4):
+    for of_rank in learned(4):
+        result = of_rank["loss parallel"]
         same(alone["weights"], result["weights"])
         assert result["metrics"]["train_loss_epoch"] == pytest.approx(alone["metrics"]["train_loss_epoch"], rel=1e-4)
 

@@ -41,11 +41,11 @@ def steps(directory: Path, rank: int) -> list[list[str]]:
 
 
 def assert_no_trace(whole: Path, cut: Path, ranks: int = 2) -> None:
-    """Assert that on all ranks, two attempts have the losses of an uninterrupted training."""
+    """Assert that on all ranks, the first attempt and a later one have the losses of an uninterrupted training."""
     for rank in range(ranks):
         expected = {step: loss for _, step, loss in steps(whole, rank)}
         seen = steps(cut, rank)
-        assert {attempt for attempt, _, _ in seen} == {"0", "1"}
+        assert {attempt for attempt, _, _ in seen} > {"0"}
         # With half of the ranks, there are twice as many steps.
         assert len(expected) == 2 * STEPS // ranks
         assert {step: loss for _, step, loss in seen} == expected
