@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from training.test_resume import TwoOptimizers
 
 import footplate as fp
+from footplate import checkpoint
 
 CASES: dict[str, dict[str, Any]] = {
     "dropout and shuffling": {},
@@ -45,7 +46,7 @@ class Unfreezes(Classifier):
 
 
 class Watch(fp.Callback):
-    """Records every batch's loss in a file of its rank, and may end the run at a given batch."""
+    """Records every batch's loss in a file of its rank, and may end the run at a given batch, once a checkpoint is whole."""
 
     def __init__(self, root: Path, end_at: int | None, number: int, who: int) -> None:
         self.root, self.end_at, self.number, self.who = root, end_at, number, who
@@ -54,6 +55,10 @@ class Watch(fp.Callback):
         with (self.root / f"losses-{trainer.global_rank}").open("a") as file:
             file.write(f"{trainer.progress.batches} {float(outputs).hex()}\n")
         if trainer.progress.batches == self.end_at and self.who in (-1, trainer.global_rank):
+            deadline = time.monotonic() + 120
+            while self.number == signal.SIGKILL and checkpoint.newest([self.root / "checkpoints"]) is None:
+                assert time.monotonic() < deadline, "no checkpoint became whole"
+                time.sleep(0.01)
             os.kill(os.getpid(), self.number)
 
 

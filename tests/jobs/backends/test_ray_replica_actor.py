@@ -71,6 +71,8 @@ def look_after_an_empty_program(replica: ReplicaActor, directory: Path) -> tuple
     thread = threading.Thread(target=replica._look_after, args=([sys.executable, "-c", ""], variables, directory))
     thread.start()
     answer, messages = replica.poll(0)
+    while not messages:
+        answer, messages = replica.poll(answer)
     assert [message.kind for message in messages] == ["began"]
     until(lambda: replica._process is not None and replica._process.poll() is not None)
     return thread, answer
