@@ -1,4 +1,7 @@
-"""A real package that adds accelerators, installed for these tests and used from a process of its own."""
+"""A real package that adds accelerators, installed for these tests and used from a process of its own.
+
+One test starts a fresh interpreter. The processes of the others are forks of one that has imported torch (`forks.py`).
+"""
 
 import json
 import os
@@ -6,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import pytest
 
 PLUGIN = Path(__file__).parent / "plugin"
@@ -25,24 +29,31 @@ def run(installed, tmp_path):
     """Run a script that can import the package. Return its output, parsed as JSON."""
 
     def run(script: str):
-        folders = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        file = tmp_path / "script.py"
+        file.write_text(f"import sys\nsys.path.insert(0, {str(installed)!r})\n{script}")
+        process = forks.start([file], os.environ, cwd=tmp_path)
+        try:
+            output, error = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        assert process.returncode == 0, error
+        return json.loads(output.splitlines()[-1])
 
     return run
 
 
-def test_it_is_found_by_name(run):
-    assert run("""
+def test_it_is_found_by_name(installed):
+    script = """
 import json
 from footplate.hardware.registry import get_accelerator
 toy = get_accelerator("Toy")
 print(json.dumps([type(toy).__module__, toy.parse_devices("auto"), toy.parse_devices("1,")]))
-""") == ["footplate_toy", [0], [1]]
+"""
+    folders = [str(installed), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["footplate_toy", [0], [1]]
 
 
 def test_auto_prefers_it_by_its_priority_and_warns_of_the_broken_one(run):

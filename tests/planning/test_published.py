@@ -20,7 +20,7 @@ from footplate.planning.rank_step import RankSteps
 from footplate.planning.targets import target_of
 
 CONFIGS = Path(__file__).parent / "configs"
-LENGTH, FACTOR = 8192, 2.5
+LENGTH, ROWS, FACTOR = 8192, 2, 2.5
 
 
 class Model:
@@ -53,7 +53,7 @@ def llama_8b() -> Model:
 @pytest.mark.slow
 @pytest.mark.parametrize(("published", "compiled"), [(5762, False), (6667, True)], ids=["eager", "compiled"])
 def test_torchtitan_trains_llama_8b_on_eight_h100s_slower_than_the_least_time(llama_8b, published, compiled):
-    choice = llama_8b.on("H100x8", 2, compiled)
+    choice = llama_8b.on("H100x8", ROWS, compiled)
     assert choice.fits
     assert published < choice.samples_per_second * LENGTH / 8 < FACTOR * published
 
@@ -64,4 +64,4 @@ def test_torchtitan_trains_llama_8b_on_eight_h100s_slower_than_the_least_time(ll
 )
 def test_maxtext_uses_less_of_its_tpus_than_the_least_time_would(llama_8b, name, target, published):
     model = llama_8b if name == "llama-3-8b" else Model(name)
-    assert published < model.utilization(target, 1) < min(1.0, FACTOR * published)
+    assert published < model.utilization(target, ROWS) < min(1.0, FACTOR * published)
