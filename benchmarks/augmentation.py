@@ -84,7 +84,7 @@ def epoch(table: pa.Table, where: str | None, cache: Path | None) -> Figures:
 
 def main() -> None:
     options = arguments("Augmentation in the loader, and on the device.")
-    table, rounds = (pictures(256 if options.quick else ROWS), QUICK_ROUNDS if options.quick else ROUNDS)
+    table, rounds = (pictures(2 * BATCH if options.quick else ROWS), QUICK_ROUNDS if options.quick else ROUNDS)
     host = machine()
     with tempfile.TemporaryDirectory() as cache_directory:
         caches = {"decoded": None, "cached": Path(cache_directory)}

@@ -78,7 +78,7 @@ def main() -> None:
     ratios: dict[str, Any] = {}
     rows = []
     with tempfile.TemporaryDirectory(prefix="footplate-bench-", ignore_cleanup_errors=True) as directory:
-        os.environ.update(settings_of_children(directory, compile_threads=2))
+        os.environ.update(settings_of_children(directory, compile_threads=1 if options.quick else 2))
         models = {"mlp": SMALL["mlp"]} if options.quick else MODELS
         for name, model in models.items():
             rounds = measure(name, model, options.quick, Path(directory))

@@ -113,7 +113,7 @@ def rows_read(lengths: np.ndarray) -> dict[str, float]:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    trained, loaded, rounds = (200, 2_000, QUICK_ROUNDS) if options.quick else (TRAINED, LOADED, ROUNDS)
+    trained, loaded, rounds = (64, 1_000, QUICK_ROUNDS) if options.quick else (TRAINED, LOADED, ROUNDS)
     torch.set_num_threads(1)
     host = machine()
     with tempfile.TemporaryDirectory() as directory:

@@ -202,7 +202,8 @@ def main() -> None:
     host = machine()
     results: dict[str, dict[str, list[Figures]]] = {}
     if options.quick:
-        results["mlp"] = measure(LOOPS, QUICK_ROUNDS, 20, 0.0, quick=True)
+        # A checkpoint falls into the middle of the turn.
+        results["mlp"] = measure(LOOPS, QUICK_ROUNDS, 20, 0.0, quick=True, warm_up_steps=CHECKPOINT_EVERY - 10)
         results["cnn"] = measure_in_one_process(cnn_turns(), QUICK_ROUNDS, 20)
     else:
         results["mlp"] = measure(LOOPS, ROUNDS, STEPS, 10.0)

@@ -48,6 +48,7 @@ from step_variants import CHECKPOINT_EVERY, VARIANTS, Loop
 
 STEPS = 2 * CHECKPOINT_EVERY  # a turn; each has two checkpoints, in its middle
 ROUNDS = 30
+QUICK_STEPS = 100  # a checkpoint falls into the middle of a quick turn
 # Time for MLflow's import and its new database, in any process.
 WARM_UP_S = 10.0
 PRELOAD = ("step_variants", "preloaded")  # what a quick run imports before it forks
@@ -213,7 +214,8 @@ def main() -> None:
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
     host = machine()
     if options.quick:
-        results = measure(VARIANTS, QUICK_ROUNDS, STEPS // 5, 0.0, quick=True)
+        warm_up_steps = CHECKPOINT_EVERY - QUICK_STEPS // 2
+        results = measure(VARIANTS, QUICK_ROUNDS, QUICK_STEPS, 0.0, quick=True, warm_up_steps=warm_up_steps)
     else:
         results = measure(VARIANTS, ROUNDS, STEPS, WARM_UP_S)
 

@@ -31,6 +31,7 @@ import footplate as fp
 collect_ignore = [] if torch.cuda.is_available() else ["gpu"]  # see tests/gpu/test_cuda.py
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else each process that compiles starts others
 # Else hundreds of processes would compile Footplate again: programs, and forks of this process.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -46,7 +46,7 @@ class Unfreezes(Classifier):
 
 
 class Watch(fp.Callback):
-    """Records every batch's loss in a file of its rank, and may end the run at a given batch, once a checkpoint is whole."""
+    """Records each batch's loss in a file of its rank. May end the run at a batch, once a checkpoint is whole."""
 
     def __init__(self, root: Path, end_at: int | None, number: int, who: int) -> None:
         self.root, self.end_at, self.number, self.who = root, end_at, number, who

@@ -1,7 +1,7 @@
 """Two processes with two devices each train one model, like one process with four devices, and like the CPU.
 
 Most processes are forks of a process that has imported torch and JAX (`forks.py`), and find each other's compiled programs.
-The first test and the last one with a launcher start fresh interpreters, which compile all programs.
+The first test begins with fresh interpreters, which compile all programs. The last one starts a launcher.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def run(cache):
     return run
 
 
-def run_fresh(root, accelerator, processes, **given):
-    """Run fresh interpreters with a cache of their own. Return (output, exit code) of each."""
+def run_fresh(cache, root, accelerator, processes, **given):
+    """Run fresh interpreters. Return (output, exit code) of each."""
     command = [sys.executable, "-m", "step.xla.process", asked(root, accelerator, processes, **given)]
-    return ended([piped(command, environ) for environ in environments(root / "cache", processes)])
+    return ended([piped(command, environ) for environ in environments(cache, processes)])
 
 
 def environments(cache, processes):
@@ -120,11 +120,11 @@ def compare(root, found, other, wanted):
 
 
 @pytest.mark.slow
-def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(run, tmp_path):
+def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(cache, run, tmp_path):
     wanted = run(tmp_path / "cpu", "cpu", 1)
-    run_fresh(tmp_path / "xla", "xla", 2, max_epochs=1)
-    found = run_fresh(tmp_path / "xla", "xla", 2)
-    assert list((tmp_path / "xla" / "cache/footplate/xla").iterdir())  # the second run has found its programs there
+    run_fresh(cache, tmp_path / "xla", "xla", 2, max_epochs=1)
+    assert list((cache / "footplate/xla").iterdir())  # the second run finds its programs there
+    found = run(tmp_path / "xla", "xla", 2)
     compare(tmp_path / "xla", found, tmp_path / "cpu", wanted)
 
 
@@ -181,7 +181,7 @@ def test_when_one_process_raises_the_other_does_not_wait_for_it_for_ever(run, tm
 
 
 @pytest.mark.slow
-def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(run, tmp_path):
+def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(cache, run, tmp_path):
     """JAX aborts the other process. The launcher reports the first failure. One machine runs two machines' commands."""
     wanted = run(tmp_path / "cpu", "cpu", 1)
     root, port = tmp_path / "xla", str(ports())
@@ -198,7 +198,7 @@ def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(run, t
         "step.xla.process",
     ]
     footplate = [sys.executable, "-m", "footplate", "run"]
-    environ = {**environment(tmp_path / "cache"), "FOOTPLATE_TOKEN": "secret-of-these-machines"}
+    environ = {**environment(cache), "FOOTPLATE_TOKEN": "secret-of-these-machines"}
     words = asked(root, "xla", 2, dies=True)
     children = [piped([*footplate, "--node-rank", str(node), *common, words], environ) for node in range(2)]
     (output, code), (_, other) = ended(children)
