@@ -4,9 +4,9 @@ A socket is bound to a free port and handed to rank 0, which hosts the store on 
 the socket's queue if they are early. So no other process can take the port in between. Each attempt has its own socket, so
 the store has nothing of an earlier attempt.
 
-The store needs torch. With all ranks on one machine, a rank 0 that hasn't imported torch waits for the first connection
-before it does. So a function that doesn't use torch, such as one that uses TensorFlow, runs without it. Of several
-machines, each connects once to check the address, so rank 0 doesn't wait there.
+The store needs torch. With all ranks on one machine, rank 0 hosts it once a rank has connected and rank 0's function has
+imported torch. So a function that doesn't use torch, such as one that uses TensorFlow, runs without it. Of several
+machines, each connects once to check the address, so rank 0 imports torch and hosts the store at once.
 
 With all ranks on one machine, the socket is on the loopback interface. Of an attempt on several machines, each machine
 runs a `Share`: the one with rank 0 binds the socket, and the driver tells the others its address.
@@ -21,6 +21,7 @@ import select
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ from footplate.launch.worker_group import Attempt
 
 HOST = "127.0.0.1"
 NCCL = "NCCL_SOCKET_IFNAME"
+IMPORT_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _tasks_and_own(tasks: Sequence[str], rank: int, first: str, rest: str) -> di
 
 
 def host_store(listening: int) -> list[Any]:
-    """Host the store on the socket with this descriptor, at once or from the first connection on.
+    """Host the store on the socket with this descriptor, at once or when it is needed.
 
     Returns:
         A list that gets the store. Rank 0 keeps it.
@@ -148,13 +150,23 @@ def host_store(listening: int) -> list[Any]:
 
         hosted.append(TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening))
 
-    def begin_when_asked() -> None:
+    def begin_when_needed() -> None:
         select.select([listening], [], [])
+        # This thread doesn't import torch: while the function imports it too, each import would wait for the other.
+        while not _has_imported_torch():
+            time.sleep(IMPORT_POLL_S)
         begin()
 
     on_one_machine = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
-    if "torch" in sys.modules or not on_one_machine:
+    if _has_imported_torch() or not on_one_machine:
         begin()
     else:
-        threading.Thread(target=begin_when_asked, name="footplate-store", daemon=True).start()
+        threading.Thread(target=begin_when_needed, name="footplate-store", daemon=True).start()
     return hosted
+
+
+def _has_imported_torch() -> bool:
+    """Return True if an import of torch in this process has ended."""
+    torch = sys.modules.get("torch")
+    # Python's own import looks at this attribute, too.
+    return torch is not None and not getattr(torch.__spec__, "_initializing", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -40,8 +41,16 @@ def test_a_function_without_torch_runs_without_it_in_all_attempts(quick):
     assert launch(work, world_size=2, restarts=quick, preload=()) == 1
 
 
-def test_the_ranks_meet_although_none_has_preloaded_torch():
+def test_the_ranks_meet_although_none_has_preloaded_torch_and_one_is_early(tmp_path):
+    """Rank 0 imports torch in one thread only. Two that import it at once wait for each other, and one import fails."""
+
     def work():
+        if os.environ["RANK"] == "0":
+            (tmp_path / "imports").touch()
+        else:
+            while not (tmp_path / "imports").exists():
+                time.sleep(0.01)
+            socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()
         from torch import distributed
 
         distributed.init_process_group("gloo")
