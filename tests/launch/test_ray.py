@@ -193,7 +193,7 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
     assert len(lines) in (1, 2)
     assert all("was lost with its node" in line or "lost with the process that starts them" in line for line in lines)
     assert "attempt 1 starts now (restart 1 of 10)" in lines[0]
-    assert_no_trace(uninterrupted, tmp_path / "cut")
+    assert_no_trace(uninterrupted, tmp_path / "cut", restarts=len(lines))
 
 
 def test_a_node_that_ray_drains_is_left_without_a_restart_or_a_lost_step(cluster, rooms, tmp_path, uninterrupted, said):
