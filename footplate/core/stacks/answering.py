@@ -2,7 +2,7 @@
 
 `answer` opens three descriptors that another process of the same user finds in `/proc/PID/fd`, by the names of the files:
 
-    memfd:footplate-answer-17-4711-3-4    the latest answer, as JSON, of rank 3 of 4; without the ranks if there is only one
+    memfd:footplate-stacks-17-4711-3-4    the latest answer, as JSON, of rank 3 of 4; without the ranks if there is only one
     fd 17, with the inode 4711            the write end of a pipe: a "?" in it is a question
     memfd:footplate-dump                  stacks that faulthandler writes at SIGURG
 
@@ -46,7 +46,7 @@ from typing import Any
 from footplate.core.garbage import no_collection
 from footplate.core.stacks.snapshot import Frame, Thread
 
-ANSWER, DUMP = "footplate-answer-", "footplate-dump"
+ANSWER, DUMP = "footplate-stacks-", "footplate-dump"
 SIGNAL = signal.SIGURG
 THREAD = "footplate-stacks"
 OURS = {THREAD, "footplate-heartbeat"}  # threads that never matter
@@ -89,7 +89,7 @@ class Name:
     def parse(cls, text: str) -> Name:
         """Read a name.
 
-        >>> Name.parse("footplate-answer-17-4711-3-4")
+        >>> Name.parse("footplate-stacks-17-4711-3-4")
         Name(pipe=17, inode=4711, rank=3, world_size=4)
         """
         return cls(*map(int, text.removeprefix(ANSWER).split("-")))

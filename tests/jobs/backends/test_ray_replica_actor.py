@@ -82,7 +82,7 @@ def test_the_end_of_a_process_waits_until_the_end_of_its_profile_is_known(tmp_pa
     replica, directory = ReplicaActor(), tmp_path / "profile-4"
     directory.mkdir()
     (directory / "summary-rank0.txt").write_text("Profile of steps 4 to 5")
-    gone = Answering(2**22 + 1, "footplate-answer-17-4711")
+    gone = Answering(2**22 + 1, "footplate-stacks-17-4711")
     request = ProfileRequest([gone], "id", 3, str(tmp_path), 0.0)
     monkeypatch.setattr(questions, "request_profile", lambda pids, steps: request)
     monkeypatch.setattr(replica_actor, "PROFILE_S", 60.0)
