@@ -5,9 +5,11 @@ A Python block after a line `<!-- test -->` is run. The blocks of one page share
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +94,24 @@ def test_every_decision_stands_in_the_list_of_the_architecture():
     assert {path: title for title, path in listed} == headings
 
 
-def test_the_readme_shows_the_quickstart():
-    assert (ROOT / "examples/quickstart.py").read_text() in PAGES["README.md"]
+def test_the_readme_shows_an_example():
+    program = (ROOT / "examples/images.py").read_text().split('"""\n\n', 1)[1]
+    assert f"```python\n{program}```" in PAGES["README.md"]
+
+
+def test_the_japanese_readme_says_what_the_english_one_says():
+    english, japanese = PAGES["README.md"], PAGES["README.ja.md"]
+    stamp = f"<!-- README.md {hashlib.sha256(english.encode()).hexdigest()[:16]} -->\n"
+    assert japanese.endswith(stamp), f"translate what has changed in README.md, then end README.ja.md with {stamp}"
+    assert FENCED.findall(japanese) == FENCED.findall(english)
+
+    def places(text: str) -> Counter[str]:
+        return Counter(target for target in LINK.findall(FENCED.sub("", text)) if not target.startswith(("#", "README")))
+
+    assert places(japanese) == places(english)
+    shown = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)
+    names = [[re.findall("`([^`]+)`", cell) for cell in shown.findall(text)] for text in (japanese, english)]
+    assert names[0] == names[1]
 
 
 def test_the_readme_lists_every_command():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import forks
@@ -27,6 +30,26 @@ def test_quickstart_learns(tmp_path):
     assert done.returncode == 0, done.stderr
     loss = re.search(r"loss (\S+) after 320 steps", done.stdout)
     assert float(loss.group(1)) < 0.4  # 0.69 before
+
+
+@pytest.mark.slow
+def test_images_killed_and_started_again_ends_with_the_loss_of_a_run_that_was_never_killed(tmp_path):
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    for directory in (cut, whole):
+        directory.mkdir()
+
+    process = forks.start([ROOT / "examples" / "images.py"], os.environ, cwd=cut, packages=forks.WITH_LIGHTNING)
+    while not list(cut.glob("runs/images/checkpoints/*.ckpt/meta.json")):
+        assert process.poll() is None, process.output
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(60)
+    assert process.returncode == -signal.SIGKILL
+
+    continued, uninterrupted = run_example("images.py", cut), run_example("images.py", whole)
+    last_lines = continued.splitlines()[-2:]
+    assert re.fullmatch(r"loss 0\.\d{9} after 564 steps", last_lines[0])
+    assert last_lines == uninterrupted.splitlines()[-2:]
 
 
 @pytest.mark.slow
