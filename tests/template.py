@@ -65,18 +65,19 @@ _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 _HIGH_FD = 200
 
 _template: Template | None = None
+# The template's variables: those of this process before any test changed one.
+_environment = dict(os.environ)
 
 
 class Template:
-    """The process that forks, as its parent sees it: `connection` is the socket to it."""
+    """The process that forks, as its parent sees it: the socket to it, and the variables that its imports have read."""
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
+    def __init__(self, pid: int, connection: socket.socket, environment: Mapping[str, str]) -> None:
         self.pid = pid
         self._connection = connection
         self._lock = threading.Lock()
         self._owner = os.getpid()
-        # Its imports have read the variables that this process has now.
-        self._environment = ServerKey.of_launch((), (), os.environ).environment
+        self._environment = ServerKey.of_launch((), (), environment).environment
 
     def fits(self, key: ServerKey) -> bool:
         """Return True if a fork of it is like the fresh fork server of a launch of this process with this key."""
@@ -125,8 +126,9 @@ def template() -> Template:
                 [sys.executable, "-c", _TEMPLATE, json.dumps(config)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                env=_environment,
             )
-        _template = Template(process.pid, ours)
+        _template = Template(process.pid, ours, _environment)
     return _template
 
 
@@ -137,6 +139,8 @@ def is_template(pid: int) -> bool:
 
 def install() -> None:
     """Fork the fork servers of this process's launches, where a fork is like a fresh one."""
+    global _environment
+    _environment = dict(os.environ)
 
     def start(key: ServerKey, environment: Mapping[str, str], directory: str) -> ServerProcess:
         forks = bool(key.preload) and template().fits(key)
@@ -154,7 +158,7 @@ def install_in_fork() -> None:
         ours.close()
         _serve(theirs)
     theirs.close()
-    _template = Template(pid, ours)
+    _template = Template(pid, ours, os.environ)
 
     def start(key: ServerKey, environment: Mapping[str, str], directory: str) -> ServerProcess:
         return (_start_fork if template().fits(key) else _start_fresh)(key, environment, directory)

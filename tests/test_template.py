@@ -76,6 +76,15 @@ def test_a_fork_server_with_torch_is_a_fork_and_a_child_of_this_process():
     assert not psutil.pid_exists(server)
 
 
+def test_a_template_that_starts_late_has_the_variables_of_the_beginning(monkeypatch):
+    monkeypatch.setattr(template, "_template", None)
+    with monkeypatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "2")
+        template.template()
+    server = launch(os.getppid, world_size=1, preload=TORCH)
+    assert psutil.Process(server).cmdline() == psutil.Process(template.template().pid).cmdline()
+
+
 def test_a_fork_server_that_preloads_nothing_or_reads_other_variables_is_a_fresh_interpreter(monkeypatch):
     def of_template(**settings) -> bool:
         server = launch(os.getppid, world_size=1, **settings)
