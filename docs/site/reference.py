@@ -19,7 +19,12 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-HELP_COLUMNS = 96
+# A block of code has this width on a laptop.
+HELP_COLUMNS = 88
+EXAMPLES = (
+    "In the examples, `fp` is `footplate`, `model` is a module, and `train` and `val` are loaders, as in "
+    "[A first run](../../start/first-run.md). The tests run the examples."
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class ApiPage:
 
     def markdown(self) -> str:
         """Write the page, with a block of mkdocstrings for each name."""
-        return "\n\n".join([f"# {self.title}", self.about, *map(self._block, self.names)]) + "\n"
+        return "\n\n".join([f"# {self.title}", self.about, EXAMPLES, *map(self._block, self.names)]) + "\n"
 
     def _block(self, name: str) -> str:
         options = ["inherited_members: true"] if name in self.inherited else []
