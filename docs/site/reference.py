@@ -159,7 +159,8 @@ API = {
     "errors": ApiPage(
         "API: errors",
         "A user can fix each of these errors: its text tells what was given, what was expected and what to do. The command "
-        "line prints the text without a traceback, and exits with 2.",
+        "line prints the text without a traceback, and exits with 2. [Troubleshooting](../../guide/troubleshooting.md) has "
+        "the likeliest.",
         (
             *of(
                 "footplate",
