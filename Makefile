@@ -24,7 +24,7 @@ ALONE := -m alone $(shell grep -rl --include="test_*.py" --exclude-dir=gpu "mark
 
 FROM ?= ../shared/foreign
 
-.PHONY: help setup system demo test fast durations fuzz foreign gpu lint fmt tables docs bench lock clean
+.PHONY: help setup system demo test fast durations fuzz foreign gpu lint fmt tables docs site bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -89,6 +89,9 @@ tables: setup  ## write the tables in docs/reference that are made from the code
 
 docs: setup  ## run what the documents show, and check their links
 	$(PYTEST) tests/test_docs.py tests/test_examples.py
+
+site: setup  ## build the pages and the reference of the code as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/results
 	$(BIN)/python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.json

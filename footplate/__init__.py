@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from footplate.core.errors import ConfigError as ConfigError
     from footplate.core.errors import DataError as DataError
     from footplate.core.errors import FootplateError as FootplateError
+    from footplate.core.errors import LaunchError as LaunchError
     from footplate.core.errors import MissingExtra as MissingExtra
+    from footplate.core.errors import PackageError as PackageError
+    from footplate.core.errors import Unavailable as Unavailable
     from footplate.core.goodput.run_ledger import goodput as goodput
     from footplate.core.rng import seed_everything as seed_everything
     from footplate.data.adapters.combined import CombinedLoader as CombinedLoader
@@ -94,6 +97,7 @@ _HOMES = {
     "GradientAccumulationScheduler": "footplate.callbacks.gradient_accumulation",
     "LearningRateMonitor": "footplate.callbacks.lr_monitor",
     "JSONLines": "footplate.tracking.jsonlines",
+    "LaunchError": "footplate.core.errors",
     "Loader": "footplate.data.loader",
     "Logger": "footplate.tracking.base",
     "MLflow": "footplate.tracking.mlflow",
@@ -103,6 +107,7 @@ _HOMES = {
     "ModelParallelStrategy": "footplate.distributed.model_parallel_options",
     "ModelSummary": "footplate.callbacks.summary",
     "Module": "footplate.training.module",
+    "PackageError": "footplate.core.errors",
     "Profiler": "footplate.training.profiler.settings",
     "ProgressBar": "footplate.callbacks.progress",
     "Report": "footplate.reporting.callback",
@@ -115,6 +120,7 @@ _HOMES = {
     "Trackio": "footplate.tracking.trackio",
     "Trainer": "footplate.training.trainer",
     "Tuner": "footplate.training.tuner.tuner",
+    "Unavailable": "footplate.core.errors",
     "WandB": "footplate.tracking.wandb",
     "Webhook": "footplate.callbacks.alert_channels",
     "export_model": "footplate.checkpoint.export",

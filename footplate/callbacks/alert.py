@@ -111,6 +111,10 @@ class Alert(Callback):
 
     Raises:
         ConfigError: a text that is not a rule, or an object that is not a channel.
+
+    Examples:
+        >>> alert = fp.Alert(["loss is NaN", "no step for 5 min", "val_loss > 2"], to=fp.Webhook("$ALERT_URL"))
+        >>> trainer = fp.Trainer(callbacks=[alert])
     """
 
     sees_weights = False

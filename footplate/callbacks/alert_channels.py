@@ -54,6 +54,11 @@ class AlertMessage:
         epoch: the epoch.
         value: the value of the metric; None for other rules.
         time_s: seconds since 1970.
+
+    Examples:
+        >>> def show(message: fp.AlertMessage) -> None:
+        ...     print(f"{message.run}, step {message.step}: {message.text}")
+        >>> trainer = fp.Trainer(callbacks=[fp.Alert("loss is NaN", to=show)])
     """
 
     rule: str
@@ -82,6 +87,10 @@ class Webhook:
 
     Raises:
         ConfigError: an address that is not http or https, or an unknown form.
+
+    Examples:
+        >>> slack = fp.Webhook("$SLACK_URL", form="slack")
+        >>> trainer = fp.Trainer(callbacks=[fp.Alert("run failed", to=slack)])
     """
 
     def __init__(
@@ -151,6 +160,10 @@ class Email:
 
     Raises:
         ConfigError: an argument has an invalid value.
+
+    Examples:
+        >>> mail = fp.Email("team@example.com", sender="runs@example.com", host="smtp.example.com")
+        >>> trainer = fp.Trainer(callbacks=[fp.Alert("run failed", to=mail)])
     """
 
     def __init__(

@@ -22,12 +22,23 @@ if TYPE_CHECKING:
 class Callback:
     """Base class: every hook does nothing.
 
-    Class attributes:
+    Attributes:
         order: its position among the callbacks. 0: in the order of the list, before the module's own hooks. 1: after these
             hooks, to act on the metrics that they log. 2: last, to save what all hooks did.
         sees_weights: True if the callback reads or changes the module's parameters. If False, no copy is made for it where
             the weights are on a device of their own. This applies only to Footplate's own callbacks.
         saves_nothing: True to leave out every `ModelCheckpoint` of a call, as a replay does.
+
+    Examples:
+        >>> class Count(fp.Callback):
+        ...     batches = 0
+        ...
+        ...     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        ...         self.batches += 1
+        >>> count = Count()
+        >>> fp.Trainer(max_steps=3, callbacks=[count]).fit(model, train)
+        >>> count.batches
+        3
     """
 
     order: int = 0

@@ -22,6 +22,12 @@ class DataWaitMonitor(Callback):
     an epoch. Validation doesn't count. With several processes, it is the value of the first process. On CUDA, a wait
     doesn't count if the GPU still has work when the wait ends. Every other wait counts fully, including the time in which
     the GPU finished earlier work.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=1, callbacks=[fp.DataWaitMonitor()])
+        >>> trainer.fit(model, train)
+        >>> 0 <= trainer.logged_metrics["data_wait"] <= 1
+        True
     """
 
     sees_weights = False

@@ -30,6 +30,10 @@ class EarlyStopping(Callback):
         check_on_train_epoch_end: check at the end of training epochs instead of validation. This is the default if
             validation runs once an epoch or never.
         log_rank_zero_only: accepted for compatibility, without effect.
+
+    Examples:
+        >>> stopping = fp.EarlyStopping("val_loss", patience=3, min_delta=0.01)
+        >>> fp.Trainer(max_epochs=2, callbacks=[stopping]).fit(model, train, val)
     """
 
     order = 1

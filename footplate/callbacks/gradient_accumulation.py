@@ -23,6 +23,10 @@ class GradientAccumulationScheduler(Callback):
 
     Raises:
         ConfigError: `scheduling` is no such dict.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=2, callbacks=[fp.GradientAccumulationScheduler({0: 4, 1: 2})])
+        >>> trainer.fit(model, train)
     """
 
     sees_weights = False

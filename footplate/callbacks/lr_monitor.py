@@ -24,6 +24,12 @@ class LearningRateMonitor(Callback):
             step, at each epoch for a scheduler by epoch, and at both for an optimizer without a scheduler.
         log_momentum: log the momentum (`betas[0]` for Adam), too.
         log_weight_decay: log the weight decay, too.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=1, callbacks=[fp.LearningRateMonitor()])
+        >>> trainer.fit(model, train)
+        >>> "lr-SGD" in trainer.logged_metrics
+        True
     """
 
     sees_weights = False

@@ -60,6 +60,12 @@ class ModelCheckpoint(Callback):
             continue from this point, such as in the middle of an optimizer step.
 
     If `monitor` has not been logged yet, the first save waits until validation has run.
+
+    Examples:
+        >>> best = fp.ModelCheckpoint(monitor="val_loss", filename="{epoch}-{val_loss:.2f}", save_top_k=2)
+        >>> fp.Trainer(max_epochs=1, callbacks=[best]).fit(model, train, val)
+        >>> best.best_model_path.endswith(".ckpt")
+        True
     """
 
     order = 2

@@ -32,6 +32,10 @@ class ProgressBar(Callback):
     Args:
         stream: the stream to write to; standard error by default.
         terminal: True if `stream` can redraw a line; detected by default.
+
+    Examples:
+        >>> import sys
+        >>> trainer = fp.Trainer(callbacks=[fp.ProgressBar(stream=sys.stdout)])
     """
 
     sees_weights = False

@@ -47,6 +47,10 @@ class StochasticWeightAveraging(Callback):
     Raises:
         ConfigError: a number is out of range, there are several optimizers or schedulers, optimisation is manual, or the
             model is sharded.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=4, callbacks=[fp.StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=3)])
+        >>> trainer.fit(model, train)
     """
 
     def __init__(

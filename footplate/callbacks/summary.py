@@ -20,6 +20,9 @@ class ModelSummary(Callback):
 
     Args:
         max_depth: depth of nested layers to print; -1 for all, 0 for the totals only.
+
+    Examples:
+        >>> trainer = fp.Trainer(callbacks=[fp.ModelSummary(max_depth=-1)])
     """
 
     sees_weights = False

@@ -24,6 +24,9 @@ class Timer(Callback):
         duration: "DD:HH:MM:SS", a timedelta, or a dict of its arguments; None only measures the time.
         interval: check after each "step" or "epoch".
         verbose: print a line when the time is up.
+
+    Examples:
+        >>> trainer = fp.Trainer(callbacks=[fp.Timer("00:08:00:00")])  # eight hours, over all attempts
     """
 
     sees_weights = False

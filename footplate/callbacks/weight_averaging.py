@@ -41,6 +41,10 @@ class EMAWeightAveraging(Callback):
 
     Raises:
         ConfigError: a number is out of range.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=2, callbacks=[fp.EMAWeightAveraging(decay=0.99, update_starting_at_step=2)])
+        >>> trainer.fit(model, train)
     """
 
     def __init__(

@@ -43,6 +43,11 @@ def export_model(module: nn.Module, path: str | Path, example_input: Any = None,
 
     Raises:
         ConfigError: there is no example input, the path doesn't end in `.pt2`, or `forward` can't be exported.
+
+    Examples:
+        >>> path = fp.export_model(model, "flowers.pt2", example_input=torch.zeros(2, 4))
+        >>> torch.export.load(path).module()(torch.zeros(3, 4)).shape
+        torch.Size([3, 1])
     """
     path = Path(path)
     if path.suffix != ".pt2":

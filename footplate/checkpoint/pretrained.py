@@ -56,6 +56,14 @@ def load_pretrained(module: nn.Module, path: str | Path, prefix: str = "") -> No
     Raises:
         CheckpointError: a tensor is missing or unknown, or has another shape or kind of type; or the files can't be read.
             The error names it. Nothing was loaded.
+
+    Examples:
+        >>> from safetensors.torch import save_file
+        >>> save_file({"model.weight": torch.ones(1, 4), "model.bias": torch.zeros(1)}, "pretrained.safetensors")
+        >>> layer = torch.nn.Linear(4, 1)
+        >>> fp.load_pretrained(layer, "pretrained.safetensors", prefix="model.")
+        >>> layer.weight.tolist()
+        [[1.0, 1.0, 1.0, 1.0]]
     """
     place = to_place(path)
     stored = {name[len(prefix) :]: tensor for name, tensor in _open(place).items() if name.startswith(prefix)}

@@ -25,7 +25,7 @@ from footplate.core.errors import ConfigError
 class Adapter:
     """Interface of an adapter for another library.
 
-    Class attributes:
+    Attributes:
         name: the library's name in error texts.
         hook_bases: names of the library's base classes whose hook methods are empty.
         trainer_attributes: attributes of the library's trainer that Footplate's has not: a name, and a function that

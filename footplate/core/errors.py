@@ -10,35 +10,90 @@ from collections.abc import Iterable
 
 
 class FootplateError(Exception):
-    """Base class of every error that a user can fix. Its text is written for the user."""
+    """Base class of every error that a user can fix. Its text is written for the user.
+
+    Examples:
+        >>> try:
+        ...     fp.Trainer(max_epochs=-5)
+        ... except fp.FootplateError as error:
+        ...     print(error)
+        max_epochs=-5: expected an integer of at least -1 or None.
+    """
 
 
 class ConfigError(FootplateError, ValueError):
-    """An argument, a flag or a configuration value that can't be used."""
+    """An argument, a flag or a configuration value that can't be used.
+
+    Examples:
+        >>> fp.EarlyStopping("val_loss", mode="lowest")
+        Traceback (most recent call last):
+        footplate.core.errors.ConfigError: ...
+    """
 
 
 class Unavailable(ConfigError):
-    """Something that can't be reached now: a store, a log on another machine, a lock that another process holds."""
+    """Something that can't be reached now: a store, a log on another machine, a lock that another process holds.
+
+    Examples:
+        >>> from footplate.jobs.operations import Jobs
+        >>> try:
+        ...     Jobs.from_env().cancel("flowers")
+        ... except fp.Unavailable as error:
+        ...     print(error)  # such as: Slurm's controller does not answer
+        ... except fp.ConfigError as error:
+        ...     print(error)  # such as: there is no such job
+    """
 
 
 class DataError(FootplateError):
-    """A table, a column or a row that can't be read as asked."""
+    """A table, a column or a row that can't be read as asked.
+
+    Examples:
+        >>> fp.Table("flowers.parquet", columns=["lable"])
+        Traceback (most recent call last):
+        footplate.core.errors.DataError: ...
+    """
 
 
 class CheckpointError(FootplateError):
-    """A checkpoint that is missing, incomplete, unsafe or of another model."""
+    """A checkpoint that is missing, incomplete, unsafe or of another model.
+
+    Examples:
+        >>> fp.Trainer().validate(model, val, ckpt_path="runs/missing.ckpt")
+        Traceback (most recent call last):
+        footplate.core.errors.CheckpointError: ...
+    """
 
 
 class LaunchError(FootplateError):
-    """An object that can't be sent to or from worker processes, or a worker that is lost for good."""
+    """An object that can't be sent to or from worker processes, or a worker that is lost for good.
+
+    Examples:
+        >>> import threading
+        >>> fp.Runner(np=-1).run(threading.Lock().acquire)  # a lock can't be sent to another process
+        Traceback (most recent call last):
+        footplate.core.errors.LaunchError: ...
+    """
 
 
 class PackageError(FootplateError):
-    """A job's package that can't be packed or installed."""
+    """A job's package that can't be packed or installed.
+
+    Examples:
+        >>> issubclass(fp.PackageError, fp.FootplateError)
+        True
+    """
 
 
 class MissingExtra(FootplateError, ImportError):
-    """An optional dependency that a feature needs and that is not installed."""
+    """An optional dependency that a feature needs and that is not installed.
+
+    Examples:
+        >>> try:
+        ...     trainer = fp.Trainer(logger=fp.MLflow("flowers"))
+        ... except fp.MissingExtra as error:
+        ...     print(error)  # with the command that installs MLflow
+    """
 
 
 def did_you_mean(name: str, options: Iterable[object]) -> str:

@@ -52,6 +52,10 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
     Returns:
         The seed.
+
+    Examples:
+        >>> fp.seed_everything(1)
+        1
     """
     if seed is None:
         seed = int(os.environ.get(SEED_VARIABLE, secrets.randbelow(2**32)))

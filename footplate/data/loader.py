@@ -79,6 +79,11 @@ class Loader(BatchLoader):
         DataError: an empty table, nulls without a meaning, images that can't be decoded, or a column of an unsupported
             type.
         ConfigError: an invalid argument.
+
+    Examples:
+        >>> loader = fp.Loader(fp.Table("flowers.parquet"), batch_size=4, shuffle=True, seed=1)
+        >>> [batch["label"].shape for batch in loader]
+        [torch.Size([4]), torch.Size([4])]
     """
 
     def __init__(

@@ -104,6 +104,11 @@ class Table:
 
     Raises:
         DataError: there is no table, or the version, a column or the filter doesn't fit it.
+
+    Examples:
+        >>> table = fp.Table("flowers.parquet", columns=["x", "label"], filter=[("label", ">=", 1)])
+        >>> table.num_rows, table.columns
+        (5, ['x', 'label'])
     """
 
     def __init__(

@@ -42,6 +42,10 @@ class FSDPStrategy:
 
     Raises:
         ConfigError: an option that can't be used.
+
+    Examples:
+        >>> strategy = fp.FSDPStrategy(activation_checkpointing_policy={"Block"}, sharding_strategy="SHARD_GRAD_OP")
+        >>> trainer = fp.Trainer(strategy=strategy)
     """
 
     auto_wrap_policy: LayerTypes = None

@@ -40,6 +40,11 @@ class ModelParallelStrategy:
 
     Raises:
         ConfigError: an option that can't be used.
+
+    Examples:
+        >>> strategy = fp.ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=4)  # eight ranks
+        >>> strategy.sizes(ranks=8, ranks_of_machine=8)
+        (2, 4)
     """
 
     data_parallel_size: Size = "auto"

@@ -39,7 +39,7 @@ class Device:
 class Accelerator(ABC):
     """A kind of hardware.
 
-    Class attributes:
+    Attributes:
         name: its name in `Trainer(accelerator=…)`.
         priority: `"auto"` chooses the usable accelerator with the highest priority.
             docs/reference/accelerators.md lists the priorities.
@@ -54,6 +54,22 @@ class Accelerator(ABC):
             examined without it.
         callbacks: factories of callbacks for training on this hardware, each as `"module:callable"`. The callable gets the
             accelerator and returns a `Callback`. The trainer adds these callbacks to the user's.
+
+    Examples:
+        >>> class NPU(fp.Accelerator):
+        ...     name = "npu"
+        ...
+        ...     def unavailable(self):
+        ...         return "this machine has no NPU"
+        ...
+        ...     def devices(self):
+        ...         return []
+        ...
+        ...     def torch_device(self, index):
+        ...         return torch.device("cpu")
+        >>> trainer = fp.Trainer(accelerator=NPU())
+        Traceback (most recent call last):
+        footplate.core.errors.ConfigError: ...
     """
 
     name: ClassVar[str]

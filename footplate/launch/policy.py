@@ -39,6 +39,11 @@ class Restarts:
         min_world_size: continue with fewer ranks, but not with fewer than this; None to keep all.
         drop_after: the number of failures in a row, without progress, after which a slot is given up.
         peers_grace_s: the time that the other ranks have to end when a rank has failed.
+
+    Examples:
+        >>> from footplate.launch import Restarts
+        >>> Restarts(max_restarts=5, min_world_size=4)  # goes on with fewer ranks, but not with fewer than four
+        Restarts(max_restarts=5, max_host_restarts=10, max_delay_s=60.0, min_world_size=4, drop_after=2, peers_grace_s=5.0)
     """
 
     max_restarts: int = 3

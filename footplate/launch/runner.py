@@ -62,6 +62,13 @@ class Runner:
 
     Raises:
         ConfigError: an argument is invalid, or two don't go together.
+
+    Examples:
+        >>> def rank():
+        ...     import os
+        ...     return os.environ["RANK"], os.environ["WORLD_SIZE"]
+        >>> fp.Runner(np=-2).run(rank)  # two processes of this machine; the result is that of rank 0
+        ('0', '2')
     """
 
     def __init__(

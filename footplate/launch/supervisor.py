@@ -95,6 +95,13 @@ def launch(
         KeyboardInterrupt: after Ctrl-C; a second one kills the workers at once.
         Exception: the exception that `fn` raised, with the worker's traceback in its notes, when no restart is left. A
             `FootplateError` is raised at once.
+
+    Examples:
+        >>> from footplate.launch import Restarts, launch
+        >>> def add(a, b):
+        ...     return a + b
+        >>> launch(add, 1, 2, world_size=2, restarts=Restarts(max_restarts=1))
+        3
     """
     _check(world_size, restarts)
     timeouts = Timeouts(heartbeat_timeout_s, grace_s, restarts.peers_grace_s, stall_s)

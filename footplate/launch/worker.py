@@ -40,12 +40,24 @@ def connect(link: Link) -> None:
 
 
 def inside() -> bool:
-    """Return True if this process is a worker of a launch, or was forked from one."""
+    """Return True if this process is a worker of a launch, or was forked from one.
+
+    Examples:
+        >>> from footplate.launch import worker
+        >>> worker.inside()
+        False
+    """
     return _link is not None
 
 
 def attempt() -> int:
-    """The number of earlier attempts: 0 in the first attempt, and outside a launch."""
+    """The number of earlier attempts: 0 in the first attempt, and outside a launch.
+
+    Examples:
+        >>> from footplate.launch import worker
+        >>> worker.attempt()
+        0
+    """
     return int(os.environ.get("FOOTPLATE_ATTEMPT", 0))
 
 
@@ -53,6 +65,12 @@ def slot() -> int:
     """The worker's local slot, which chooses its device.
 
     It is the local rank until a rank is given up. From then on ranks are renumbered, and slots are not.
+
+    Examples:
+        >>> from footplate.launch import worker
+        >>> device = torch.device("cuda", worker.slot())
+        >>> device.index
+        0
     """
     return int(os.environ.get("FOOTPLATE_SLOT") or os.environ.get("LOCAL_RANK") or 0)
 
@@ -62,6 +80,12 @@ def kept() -> Path | None:
 
     Only this user can read it. At the launch's end, all machines that have workers then remove it. A machine that had
     workers only before keeps it until its temporary directory is cleared.
+
+    Examples:
+        >>> from footplate.launch import worker
+        >>> directory = worker.kept()
+        >>> directory is None  # this process is no worker
+        True
     """
     launch = os.environ.get(LAUNCH)
     if launch is None:
@@ -82,6 +106,11 @@ def progressed() -> None:
     """Tell the supervisor that the work advances. This is cheap: call it after every step.
 
     After progress, a failure is followed by a restart at once. Without progress, each restart waits longer than the last.
+
+    Examples:
+        >>> from footplate.launch import worker
+        >>> for step in range(3):
+        ...     worker.progressed()
     """
     answering.progressed()
     if _link is not None:
@@ -93,12 +122,23 @@ def saved() -> None:
 
     If a machine waits to take part (`footplate run --nnodes 2:4`), all ranks now get SIGTERM, and the next attempt has the
     ranks of that machine, too. The trainer calls this by itself.
+
+    Examples:
+        >>> from footplate.launch import worker
+        >>> torch.save(model.state_dict(), "model.pt")
+        >>> worker.saved()
     """
     if _link is not None:
         _link.saved()
 
 
 def log_to_driver(message: str) -> None:
-    """Print a message in the process that has launched this one, even if it doesn't show the output of workers."""
+    """Print a message in the process that has launched this one, even if it doesn't show the output of workers.
+
+    Examples:
+        >>> from footplate.launch import worker
+        >>> worker.log_to_driver("epoch 3: loss 0.2")
+        epoch 3: loss 0.2
+    """
     mark = FOR_DRIVER if inside() else ""
     print("\n".join(mark + line for line in str(message).splitlines()), flush=True)

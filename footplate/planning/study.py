@@ -79,6 +79,10 @@ def plan(
         MissingOperation: the step needs operations that the lowering lacks; the text names all of them.
         MissingExtra: JAX or libtpu isn't installed.
         PlanError: the compiler failed.
+
+    Examples:
+        >>> plan = fp.plan(model, train, on=["H100"], batch_size=8)
+        >>> print(plan)  # memory, least time and price
     """
     require_sizes(batch_size, dataset_rows, epochs)
     batch = example_of(data)

@@ -107,6 +107,12 @@ def replay(
     Raises:
         CheckpointError: the run has no checkpoint, or it belongs to another model or other data.
         ConfigError: training doesn't reach the step, the run can't be rebuilt, or its gradients can't be seen.
+
+    Examples:
+        >>> data = fp.TableDataModule(train="flowers.parquet", batch_size=4, seed=1)
+        >>> again = fp.replay("runs/flowers", step=4, trainer=fp.Trainer(max_epochs=2), model=new_model(), datamodule=data)
+        >>> again.batch["label"].shape
+        torch.Size([4])
     """
     check_step(step)
     saved = saved_in(run)

@@ -101,6 +101,11 @@ def rows(run: str | Place, step: int, table: Table | Mapping[str, Table] | None 
         CheckpointError: the run has no checkpoint.
         ConfigError: the step isn't known, or its rows aren't: they came from a loader whose order isn't Footplate's.
         DataError: the table, or its version, is gone.
+
+    Examples:
+        >>> step = fp.rows("runs/flowers", step=3)
+        >>> step.epoch, len(step.rows)
+        (1, 4)
     """
     check_step(step)
     made_by = batches_of(saved_in(run)[-1], step)

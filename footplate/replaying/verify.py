@@ -94,6 +94,12 @@ def verify(
     Raises:
         CheckpointError: the run has no checkpoint, or it belongs to another model or other data.
         ConfigError: there is nothing to compare, or the run can't be rebuilt.
+
+    Examples:
+        >>> data = fp.TableDataModule(train="flowers.parquet", batch_size=4, seed=1)
+        >>> verification = fp.verify("runs/flowers", trainer=fp.Trainer(max_epochs=2), model=new_model(), datamodule=data)
+        >>> verification.difference is None
+        True
     """
     saved = sorted(saved_in(run), key=lambda one: (one.global_step, one.meta["batches"]))
     start, after = _stretch(saved, first, last, str(run))

@@ -29,6 +29,12 @@ class Report(Callback):
 
     Raises:
         MissingExtra: plotly is not installed. This is raised when training begins.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=1, callbacks=[fp.Report()], default_root_dir="runs/reported")
+        >>> trainer.fit(model, train)
+        >>> (trainer.run_dir / "report.html").exists()
+        True
     """
 
     order = 2

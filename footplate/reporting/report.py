@@ -68,6 +68,10 @@ def report(*runs: str | os.PathLike[str], output: str | os.PathLike[str] | None 
         ConfigError: no run; a directory that holds none; several runs without `output`, or an `output` that can't be
             written.
         MissingExtra: plotly is not installed.
+
+    Examples:
+        >>> fp.report("runs/flowers").name
+        'report.html'
     """
     if len(runs) == 0:
         raise ConfigError("report(): expected the directory of a run, or several.")

@@ -119,6 +119,11 @@ def learning_rate(own: float, epoch: float | None = None) -> float:
     Args:
         own: the training's own rate for one process.
         epoch: the number of epochs so far, such as 2.5, for the warm-up; None returns the rate after the warm-up.
+
+    Examples:
+        >>> from footplate.scaling import learning_rate
+        >>> learning_rate(0.1, epoch=0.5)  # outside of a study, the rate itself
+        0.1
     """
     global _asked
     if _in_force is None:

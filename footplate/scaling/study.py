@@ -79,6 +79,13 @@ def scale(
         ConfigError: an argument is invalid.
         MissingExtra: matplotlib, MLflow or the engine of the backend isn't installed.
         LaunchError: the function can't be sent to workers, or this process is itself a worker.
+
+    Examples:
+        >>> def training():
+        ...     from footplate.scaling import learning_rate
+        ...     lr = learning_rate(0.1)  # grows with the number of processes
+        ...     return {"val_loss": 0.5, "samples": 64}  # a function with a Trainer returns nothing
+        >>> study = fp.scale(training, np=[1, 2], output="runs/scaling", experiment=None)
     """
     sizes = check_sizes(np)
     check_repeat(repeat)

@@ -33,8 +33,16 @@ Status = Literal["success", "failed", "interrupted"]
 class Logger:
     """Base class: every method does nothing. A logger overrides the methods for what it records.
 
-    Class attributes:
+    Attributes:
         logs_times: the record takes the monitor's times, too. They differ between two runs whose metrics are the same.
+
+    Examples:
+        >>> class Lines(fp.Logger):
+        ...     name = "lines"
+        ...
+        ...     def log_metrics(self, metrics, step, epoch):
+        ...         print(step, metrics)
+        >>> trainer = fp.Trainer(max_epochs=1, logger=[Lines(), fp.CSV()])
     """
 
     logs_times: bool = True

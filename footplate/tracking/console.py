@@ -32,6 +32,10 @@ class Console(Logger):
 
     Raises:
         ConfigError: a negative interval.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=1, logger=[fp.Console(interval_s=10), fp.CSV()])
+        >>> trainer.fit(model, train)
     """
 
     name = "console"

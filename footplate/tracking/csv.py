@@ -97,6 +97,10 @@ class CSV(FileLogger):
 
     Args:
         path: the file; `metrics.csv` in the run's directory by default.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=1, logger=fp.CSV("metrics/flowers.csv"))
+        >>> trainer.fit(model, train)
     """
 
     name = "csv"

@@ -49,7 +49,7 @@ class RowFile(Protocol):
 class FileLogger(Logger):
     """Base class: the file and the position of its record.
 
-    Class attributes:
+    Attributes:
         title: the logger's name in messages.
         file_name: the name of the file in the run's directory.
         hparams_name: the name of the file of hyper-parameters beside it.

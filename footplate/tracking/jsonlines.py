@@ -64,6 +64,10 @@ class JSONLines(FileLogger):
 
     Args:
         path: the file; `metrics.jsonl` in the run's directory by default.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=1, logger=fp.JSONLines("metrics/flowers.jsonl"))
+        >>> trainer.fit(model, train)
     """
 
     name = "jsonlines"

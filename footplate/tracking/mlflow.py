@@ -59,6 +59,10 @@ class MLflow(UploadedLogger):
     Raises:
         MissingExtra: MLflow is not installed.
         ConfigError: an argument has an invalid value.
+
+    Examples:
+        >>> logger = fp.MLflow("flowers", tags={"team": "vision"}, log_checkpoints="best", register_as="flowers")
+        >>> trainer = fp.Trainer(logger=logger)
     """
 
     name = "mlflow"

@@ -30,6 +30,10 @@ class TensorBoard(Logger):
 
     Raises:
         MissingExtra: TensorBoard is not installed.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=1, logger=fp.TensorBoard(), default_root_dir="runs/board")
+        >>> trainer.fit(model, train)  # then: tensorboard --logdir runs/board
     """
 
     name = "tensorboard"

@@ -45,6 +45,9 @@ class Trackio(UploadedLogger):
     Raises:
         MissingExtra: Trackio is not installed.
         ConfigError: an argument has an invalid value.
+
+    Examples:
+        >>> trainer = fp.Trainer(logger=fp.Trackio("flowers", group="baselines"))
     """
 
     name = "trackio"

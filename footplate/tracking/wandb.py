@@ -51,6 +51,9 @@ class WandB(UploadedLogger):
     Raises:
         MissingExtra: W&B is not installed.
         ConfigError: an argument has an invalid value.
+
+    Examples:
+        >>> trainer = fp.Trainer(logger=fp.WandB("flowers", tags=["baseline"], mode="offline"))
     """
 
     name = "wandb"

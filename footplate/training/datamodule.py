@@ -27,6 +27,14 @@ class DataModule(HyperParameters):
 
     A loader may be a `footplate.data.Loader`, a `torch.utils.data.DataLoader`, or any iterable of batches. Evaluation may
     have a list of them. `prepare_data` runs once per machine, `setup(stage)` in every process.
+
+    Examples:
+        >>> class Squares(fp.DataModule):
+        ...     def setup(self, stage):
+        ...         self.rows = torch.arange(8.0)
+        ...
+        ...     def train_dataloader(self):
+        ...         return torch.utils.data.DataLoader(self.rows, batch_size=4)
     """
 
     trainer: Trainer | None = None

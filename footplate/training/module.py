@@ -43,6 +43,21 @@ class Module(HyperParameters, ModuleHooks, TrainerAccess, nn.Module):
             `training_step` does, with `self.optimizers()` and `self.manual_backward(loss)`.
         example_input_array: a tensor, tuple or dict that `forward` takes, for export and model signatures.
         strict_loading: a checkpoint's `state_dict` must match this module's exactly.
+
+    Examples:
+        >>> class Regression(fp.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layer = torch.nn.Linear(4, 1)
+        ...
+        ...     def training_step(self, batch, batch_idx):
+        ...         features, target = batch
+        ...         loss = torch.nn.functional.mse_loss(self.layer(features), target)
+        ...         self.log("train_loss", loss, prog_bar=True)
+        ...         return loss
+        ...
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.SGD(self.parameters(), lr=0.1)
     """
 
     automatic_optimization: bool = True

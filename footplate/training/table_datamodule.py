@@ -53,6 +53,10 @@ class TableDataModule(DataModule):
     Raises:
         ConfigError: neither or both of `table` and `train`/`val`/…, or an unknown name in `split`.
         DataError: a table can't be opened.
+
+    Examples:
+        >>> data = fp.TableDataModule("flowers.parquet", batch_size=2, split={"train": 0.5, "val": 0.5}, seed=1)
+        >>> fp.Trainer(max_epochs=1).fit(table_model, data)
     """
 
     def __init__(

@@ -44,6 +44,12 @@ class Trainer(TrainerAttributes, TrainerServices):
 
     Raises:
         ConfigError: an argument that can't be used. The error names it and tells what to write instead.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=2, precision="bf16-mixed", default_root_dir="runs/first")
+        >>> trainer.fit(model, train, val, ckpt_path="last")  # starts the run, or continues it
+        >>> trainer.global_step == 2 * len(train)
+        True
     """
 
     @configured(TrainerConfig, refuse_arguments)

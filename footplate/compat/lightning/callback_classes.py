@@ -67,7 +67,7 @@ def _check_overrides(kind: type, name: str, replacement: Any) -> None:
 class Unchanged:
     """Base of the replacements: all of Lightning's own methods, which don't read the weights.
 
-    Class attributes:
+    Attributes:
         runs_ours: True if Footplate's methods take over, so that Lightning's other methods are never called.
     """
 

@@ -28,6 +28,11 @@ def goodput(run_dir: str | Path, usd_per_hour: float | None = None, machine: str
 
     Raises:
         ConfigError: there is no record in the directory.
+
+    Examples:
+        >>> ledger = fp.goodput("runs/flowers", usd_per_hour=2.5)
+        >>> ledger.wall_s > 0
+        True
     """
     file = MonitorFile(Path(run_dir) / NAME)
     sessions = file.sessions()

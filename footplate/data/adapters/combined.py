@@ -32,6 +32,12 @@ class CombinedLoader:
 
     Raises:
         ConfigError: an unknown mode.
+
+    Examples:
+        >>> loader = fp.CombinedLoader({"labelled": train, "unlabelled": val}, mode="max_size_cycle")
+        >>> batch, batch_idx, dataloader_idx = next(iter(loader))
+        >>> sorted(batch)
+        ['labelled', 'unlabelled']
     """
 
     def __init__(self, iterables: Any, mode: Mode = "min_size") -> None:

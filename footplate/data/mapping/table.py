@@ -42,6 +42,13 @@ class MappedTable(Table):
         documents: the rows that the function ran for.
         results: the description of the computed columns.
         store: the computed columns.
+
+    Examples:
+        >>> def double(batch):
+        ...     return {"twice": [2 * label for label in batch["label"]]}
+        >>> table = fp.Table("flowers.parquet").map(double, cache="cache")
+        >>> table.columns
+        ['twice']
     """
 
     # For a `Table`, the completion of the command line would offer mapped tables of mapped tables.

@@ -55,6 +55,12 @@ class MixedLoader(BatchLoader):
         ConfigError: an invalid argument; or, when iterating, weights with which an epoch would never end.
         DataError: an empty table, tables of different columns, or columns that a batch can't hold; or, when iterating, a
             table of too few rows for a batch.
+
+    Examples:
+        >>> tables = {"roses": fp.Table("flowers.parquet"), "tulips": fp.Table("flowers.parquet")}
+        >>> loader = fp.MixedLoader(tables, batch_size=4, weights={"roses": 3, "tulips": 1}, mode="min_size")
+        >>> next(iter(loader))["label"].shape
+        torch.Size([4])
     """
 
     def __init__(

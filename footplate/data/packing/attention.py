@@ -30,6 +30,11 @@ def document_mask(document_ids: torch.Tensor, causal: bool = True) -> torch.Tens
     Args:
         document_ids: the number of each token's document, (n, L).
         causal: True if a token doesn't attend to later tokens.
+
+    Examples:
+        >>> from footplate.data import document_mask
+        >>> document_mask(torch.tensor([[1, 1, 2]]))[0, 0].int().tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
     """
     mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
     return mask.tril() if causal else mask
@@ -43,6 +48,11 @@ def block_mask(document_ids: torch.Tensor, causal: bool = True) -> BlockMask:
     Args:
         document_ids: the number of each token's document, (n, L).
         causal: True if a token doesn't attend to later tokens.
+
+    Examples:
+        >>> from footplate.data import block_mask
+        >>> block_mask(torch.tensor([[1, 1, 2]])).shape
+        (1, 1, 3, 3)
     """
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -62,6 +72,11 @@ def cumulative_lengths(document_ids: torch.Tensor) -> torch.Tensor:
 
     Args:
         document_ids: the number of each token's document, (n, L).
+
+    Examples:
+        >>> from footplate.data import cumulative_lengths
+        >>> cumulative_lengths(torch.tensor([[1, 1, 2], [3, 3, 3]])).tolist()
+        [0, 2, 3, 6]
     """
     begins = torch.ones_like(document_ids, dtype=torch.bool)
     begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
@@ -76,6 +91,11 @@ def next_token_targets(tokens: torch.Tensor, document_ids: torch.Tensor, ignore_
         tokens: (n, L).
         document_ids: the number of each token's document, (n, L).
         ignore_index: the target of the last token of a document, and of padding. torch's losses ignore -100.
+
+    Examples:
+        >>> from footplate.data import next_token_targets
+        >>> next_token_targets(torch.tensor([[5, 6, 7]]), torch.tensor([[1, 1, 2]])).tolist()
+        [[6, -100, -100]]
     """
     targets = torch.full_like(tokens, ignore_index)
     follows = (document_ids[:, 1:] == document_ids[:, :-1]) & (document_ids[:, 1:] != 0)

@@ -64,6 +64,12 @@ class PackedTable(Table):
 
     Raises:
         DataError: a column isn't a list of numbers.
+
+    Examples:
+        >>> documents = fp.Table({"tokens": [[1, 2, 3], [4, 5], [6]]})
+        >>> packed = documents.pack(sequence_length=4)
+        >>> packed.columns
+        ['tokens']
     """
 
     # For a `Table`, the completion of the command line would offer packed tables of packed tables, 90 MB of them.

@@ -53,6 +53,11 @@ class DecodedCache:
     Attributes:
         directory: a directory on a local disk or a RAM disk. It is created if it doesn't exist.
         max_bytes: the largest size of one column of one table; by default half of the free space.
+
+    Examples:
+        >>> from footplate.data import DecodedCache
+        >>> cache = DecodedCache("cache", max_bytes=2**30)
+        >>> loader = fp.Loader(fp.Table(TABLES / "val"), batch_size=64, image_size=32, cache=cache)
     """
 
     directory: str | os.PathLike[str]

@@ -49,6 +49,13 @@ class Prefetcher:
 
     Attributes:
         wait_seconds: the total time that the consumer has waited for batches.
+
+    Examples:
+        >>> from footplate.data import Prefetcher
+        >>> loader = fp.Loader(fp.Table("flowers.parquet"), batch_size=4)
+        >>> batches = Prefetcher(loader, move=lambda batch: batch["label"].to("cpu"))
+        >>> [labels.shape for labels in batches]
+        [torch.Size([4]), torch.Size([4])]
     """
 
     def __init__(self, batches: Iterable[Any], move: Move, device: torch.device | str = "cpu", ahead: int = 2) -> None:

@@ -57,6 +57,10 @@ class FileCache:
     Attributes:
         directory: a directory on a local disk. It is created if it doesn't exist.
         max_bytes: the largest size of the directory; by default half of the space that is free when it is opened.
+
+    Examples:
+        >>> from footplate.data import FileCache
+        >>> table = fp.Table("flowers.parquet", cache=FileCache("cache", max_bytes=2**30))  # used if the table is remote
     """
 
     directory: str | os.PathLike[str]

@@ -30,6 +30,9 @@ class Profiler:
 
     Raises:
         ConfigError: not a range of steps.
+
+    Examples:
+        >>> trainer = fp.Trainer(max_epochs=10, profiler=fp.Profiler("10:20", record_shapes=True))
     """
 
     steps: str | tuple[int, int] = STEPS

@@ -31,6 +31,12 @@ class Tuner:
 
     Args:
         trainer: the trainer whose settings a search uses. It is not changed.
+
+    Examples:
+        >>> tuner = fp.Tuner(fp.Trainer(max_epochs=1))
+        >>> finder = tuner.lr_find(model, train, num_training=20)  # sets model.lr
+        >>> finder.suggestion() == model.lr
+        True
     """
 
     def __init__(self, trainer: Trainer) -> None:
