@@ -123,12 +123,13 @@ def _check(parsed: Namespace, arguments: Sequence[str]) -> None:
 def _submit(jobs: Jobs, name: str, parsed: Namespace, arguments: Sequence[str]) -> None:
     import secrets
 
-    from footplate.cli.tune_code import code_package
+    from footplate.cli.tune_code import code_package, trial_imports
     from footplate.jobs.submission import PlannedJob, submit
 
     seed = secrets.randbelow(2**31) if parsed.seed is None else parsed.seed
     resolved = _resolved(name, parsed, arguments)
-    options = {"seed": seed, "stop_early": parsed.stop_early or ""}
+    imports = trial_imports(Path.cwd(), parsed.config, arguments)
+    options = {"seed": seed, "stop_early": parsed.stop_early or "", "imports": imports}
     with tempfile.TemporaryDirectory() as folder:
         package = code_package(Path.cwd(), Path(folder))
         # All trainings draw the same random numbers, unless their configuration sets a seed.

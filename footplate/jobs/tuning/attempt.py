@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from footplate.core.errors import ConfigError, FootplateError, Unavailable
+from footplate.jobs.fork_server.starting import TuningForkServer
 from footplate.jobs.home import Home
 from footplate.jobs.record import Job, Process, Trial, TrialState
 from footplate.jobs.scheduling import Resources
@@ -62,14 +63,24 @@ class TuningAttempt:
         job: the job of the tuning.
         needs: the part of the machine that a trial needs.
         folder: the attempt's folder.
+        fork_server: the process from which trials begin; None if all begin from nothing.
     """
 
-    def __init__(self, home: Home, store: Store, job: Job, needs: Resources, folder: Path) -> None:
+    def __init__(
+        self,
+        home: Home,
+        store: Store,
+        job: Job,
+        needs: Resources,
+        folder: Path,
+        fork_server: TuningForkServer | None = None,
+    ) -> None:
         self._home = home
         self._store = store
         self._job = job
         self._plan = TuningPlan.from_dict(job.plan["tuning"])
         self._needs = needs
+        self._fork_server = fork_server
         self._writer = Writer(folder / LOG)
         self._stopping = False
         self._over = False
@@ -124,7 +135,9 @@ class TuningAttempt:
         self._stopping = True
 
     def close(self) -> None:
-        """Close the log. The trials go on."""
+        """End the fork server, and close the log. The trials go on."""
+        if self._fork_server is not None:
+            self._fork_server.close()
         self._writer.close()
 
     def _advance(self) -> None:
@@ -139,8 +152,10 @@ class TuningAttempt:
         active = [trial for trial in trials if not trial.has_ended]
         if why := self._why_failed(trials):
             self._fail(why)
-        elif not self._may_add(trials, active) or not self._add(trials):
+        elif not self._may_add(trials, active):
             self._over = not active
+        elif not self._waits_for_fork_server(trials):
+            self._over = not self._add(trials) and not active
         self._tell_progress(trials)
         if self._over:
             self._finish(trials)
@@ -216,6 +231,18 @@ class TuningAttempt:
             return False
         # One that waits for room is enough. A later one is chosen with more results.
         return all(self._store.state(trial.job) != State.QUEUED for trial in active)
+
+    def _waits_for_fork_server(self, trials: Sequence[Trial]) -> bool:
+        """Return True while the next trial should wait until it can begin from a fork. A last trial alone doesn't."""
+        server = self._fork_server
+        if server is None or len(trials) + 1 >= self._plan.max_trials:
+            return False
+        if server.is_starting():
+            return True
+        if server.problem:
+            self._say(f"trials begin in new interpreters: {server.problem}")
+            self._fork_server = None
+        return False
 
     def _add(self, trials: Sequence[Trial]) -> bool:
         """Add the next trial. Returns False if all combinations were tried."""
