@@ -59,7 +59,9 @@ def parser(name: str) -> Parser:
         help="fail after this many failed trials; 0: if three fail and none succeeds",
     )
     command.add_argument("--algorithm", choices=list(ALGORITHMS), default="tpe", help="how to search")
-    command.add_argument("--stop-early", choices=["median", "asha"], help="stop unpromising trials, by this rule")
+    command.add_argument(
+        "--stop-early", choices=["median", "asha", "hyperband"], help="stop or pause unpromising trials"
+    )
     command.add_argument("--seed", type=int, help="of the search, and of trainings that set none; drawn by default")
     command.add_argument("--job-dir", help="the directory of the trials' runs; by default runs/NAME")
     command.add_argument("--machine-type", help="the machine type that a trial needs; by default one core and 2 GB")

@@ -12,7 +12,7 @@ from footplate.jobs.tuning.space import Parameter, Value
 
 DEFAULT_METRIC = "training/hptuning/metric"
 GRID, RANDOM = "GRID_SEARCH", "RANDOM_SEARCH"
-StopRule = Literal["", "median", "asha"]
+StopRule = Literal["", "median", "asha", "hyperband"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TuningPlan:
         max_parallel_trials: how many of them at once.
         max_failed_trials: it fails after this many failed trials; with 0, `attempt.py` decides.
         algorithm: GRID, RANDOM, or another text for Optuna's TPE.
-        stop_early: the rule that stops unpromising trials; empty for none.
+        stop_early: the rule that stops or pauses unpromising trials; empty for none.
         seed: of the search. With the results of earlier trials, it determines the next trial.
         earlier: trials of an earlier tuning, which count as results.
         imports: names that trials import, beside those in the source of their program (`jobs/fork_server/imports.py`).
