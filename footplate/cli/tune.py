@@ -59,7 +59,9 @@ def parser(name: str) -> Parser:
         help="fail after this many failed trials; 0: if three fail and none succeeds",
     )
     command.add_argument("--algorithm", choices=list(ALGORITHMS), default="tpe", help="how to search")
-    command.add_argument("--stop-early", choices=["median", "asha"], help="stop unpromising trials, by this rule")
+    command.add_argument(
+        "--stop-early", choices=["median", "asha", "hyperband"], help="stop or pause unpromising trials"
+    )
     command.add_argument("--seed", type=int, help="of the search, and of trainings that set none; drawn by default")
     command.add_argument("--job-dir", help="the directory of the trials' runs; by default runs/NAME")
     command.add_argument("--machine-type", help="the machine type that a trial needs; by default one core and 2 GB")
@@ -123,12 +125,13 @@ def _check(parsed: Namespace, arguments: Sequence[str]) -> None:
 def _submit(jobs: Jobs, name: str, parsed: Namespace, arguments: Sequence[str]) -> None:
     import secrets
 
-    from footplate.cli.tune_code import code_package
+    from footplate.cli.tune_code import code_package, trial_imports
     from footplate.jobs.submission import PlannedJob, submit
 
     seed = secrets.randbelow(2**31) if parsed.seed is None else parsed.seed
     resolved = _resolved(name, parsed, arguments)
-    options = {"seed": seed, "stop_early": parsed.stop_early or ""}
+    imports = trial_imports(Path.cwd(), parsed.config, arguments)
+    options = {"seed": seed, "stop_early": parsed.stop_early or "", "imports": imports}
     with tempfile.TemporaryDirectory() as folder:
         package = code_package(Path.cwd(), Path(folder))
         # All trainings draw the same random numbers, unless their configuration sets a seed.

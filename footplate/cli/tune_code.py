@@ -7,12 +7,16 @@ paths to data stay the same.
 
     python -m footplate.cli.tune_code --config run.yaml --model.lr=0.01 --job-dir runs/lr/7
     footplate fit --config CODE/run.yaml --model.lr=0.01 --trainer.default_root_dir runs/lr/7
+
+Trials begin from forks of a process that has imported what they import (`jobs/fork_server`). `trial_imports` tells what
+that is, since the source of this module doesn't.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +24,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from footplate.core.errors import ConfigError
+from footplate.jobs.fork_server.imports import imported_names
 
 MODULE = "footplate.cli.tune_code"
 PACKAGE = "footplate_tuned"
@@ -29,6 +34,9 @@ _LEFT_OUT = (
     "runs", "mlruns", "wandb", "lightning_logs", "node_modules", "site-packages", "__pycache__", "build", "dist", ".*",
 )  # fmt: skip
 _MOST = 5_000
+# What `footplate fit` imports until its first step.
+_FIT = ("footplate.cli.main", "footplate.cli.fit", "footplate.Trainer", "torch._dynamo")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 
 
 def code_package(directory: Path, into: Path) -> Path:
@@ -53,6 +61,25 @@ def code_package(directory: Path, into: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
     return package
+
+
+def trial_imports(directory: Path, configs: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The names that the trials import: those of `footplate fit`, and those of the user's modules that are named.
+
+    Args:
+        directory: the directory of the submission.
+        configs: the configuration files, relative to it.
+        words: the arguments of `footplate fit`.
+    """
+    texts = [*words, *((directory / path).read_text(errors="replace") for path in configs)]
+    named = {word for text in texts for word in _DOTTED.findall(text)}
+    modules = [
+        module
+        for word in sorted(named)
+        for module in (word, word.rpartition(".")[0])
+        if module and directory.joinpath(*module.split(".")).with_suffix(".py").is_file()
+    ]
+    return list(dict.fromkeys([*_FIT, *imported_names(modules, directory)]))
 
 
 def fit_arguments(words: Sequence[str], code: Path) -> list[str]:

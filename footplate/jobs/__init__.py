@@ -13,6 +13,7 @@ cluster_env.py   the variables that tell each process about the others
 translate/       the same job as a document of another system
 
 tuning/          hyperparameter tuning: trials as jobs
+fork_server/     a process from which the trials of a tuning begin
 
 states.py        QUEUED, RUNNING, …, and the allowed transitions
 store/           jobs and their transitions, on disk or in PostgreSQL

@@ -99,10 +99,11 @@ class Process:
 
 
 class TrialState(StrEnum):
-    """The state of a trial of a tuning. A trial in one of the first three hasn't ended."""
+    """The state of a trial of a tuning. A trial in one of the first four hasn't ended."""
 
     ACTIVE = "ACTIVE"
     STOPPING = "STOPPING"
+    PAUSING = "PAUSING"
     PAUSED = "PAUSED"
     SUCCEEDED = "SUCCEEDED"
     STOPPED_EARLY = "STOPPED_EARLY"
@@ -119,8 +120,8 @@ class Trial:
         tuning: the name of the tuning's job.
         number: from 1.
         job: the name of the trial's own job.
-        state: ACTIVE while its job waits or runs, STOPPING when it is being stopped early, PAUSED when it was cancelled
-            with its tuning. SUCCEEDED with a result, INFEASIBLE if the metric became NaN or infinite.
+        state: ACTIVE while its job waits or runs, STOPPING or PAUSING while it is asked to save and end, PAUSED when it may
+            continue, STOPPED_EARLY when it won't. SUCCEEDED with a result, INFEASIBLE if the metric became NaN or infinite.
         parameters: name → value.
         measurements: (step, value) of each report of the metric, in order; recorded when the trial has ended.
         value: the last value of the metric, if the trial has a result.

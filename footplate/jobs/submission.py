@@ -99,7 +99,7 @@ class PlannedJob:
         destination: the backend's options, complete.
         variables: as in `Submission`.
         has_program: False if neither a package nor an image was given. Such a job can only be described.
-        tuning_options: `seed` and `stop_early` of a tuning, which a config can't express.
+        tuning_options: `seed`, `stop_early` and `imports` of a tuning, which a config can't express.
     """
 
     job: ResolvedJob

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from jobs.conftest import a_bench
 
-from footplate.cli.tune_code import code_package, fit_arguments
+from footplate.cli.tune_code import code_package, fit_arguments, trial_imports
 from footplate.cli.tune_space import parameter_spec
 from footplate.core.errors import ConfigError
 
@@ -69,6 +69,17 @@ def test_the_code_of_a_submission_is_kept_without_data_runs_and_environments(tmp
     files = sorted(path.relative_to(package / "files").as_posix() for path in package.rglob("*") if path.is_file()
                    and path.name != "__init__.py")  # fmt: skip
     assert files == ["net.py", "parts/block.py", "run.yaml"]
+
+
+def test_the_imports_of_the_users_modules_that_are_named_are_known(tmp_path: Path):
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "small.py").write_text("import torchvision\nclass Net: ...\n")
+    (tmp_path / "rows.py").write_text("import deltalake\n")
+    (tmp_path / "unused.py").write_text("import tensorflow\n")
+    (tmp_path / "run.yaml").write_text("model:\n  class_path: nets.small.Net\n")
+    names = trial_imports(tmp_path, ["run.yaml"], ["--data=rows.Data", "--trainer.max_epochs=3"])
+    assert {"footplate.cli.fit", "torchvision", "deltalake"} <= set(names)
+    assert "tensorflow" not in names
 
 
 def test_a_trial_reads_configuration_files_as_they_were_submitted(tmp_path: Path):

@@ -17,9 +17,14 @@ class Hold:
 
     Args:
         path: the file, which is created.
+
+    Attributes:
+        path: the same.
+        file: its descriptor.
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self.share()
 

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from footplate.jobs.backends.local import machine
 from footplate.jobs.execution import Execution
+from footplate.jobs.fork_server.request import request_supervisor
 from footplate.jobs.home import Home
 from footplate.jobs.record import Job
 from footplate.jobs.scheduling import MIN_WAIT_S, Resources, Waiting, jobs_to_start, why_too_long
@@ -155,10 +156,19 @@ def is_ours(home: Home, job: Job) -> bool:
 
 
 def _spawn(home: Home, store: Store, job: Job) -> None:
-    """Give a job a supervisor, in its own session, with the interpreter that submitted the job."""
+    """Give a job a supervisor, in its own session, with the interpreter that submitted the job.
+
+    The store knows the supervisor before the supervisor knows its job, so that a death in between isn't missed.
+    """
     execution = Execution.from_dict(job.plan)
     folder = home.job(job.name)
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    environment = prestart.environment(execution.library, home.variables())
+    forked = request_supervisor(home.job(execution.trial["tuning"])) if execution.trial is not None else None
+    if forked is not None:
+        _enter_owner(store, job, forked.pid)
+        forked.assign(job.name, environment)
+        return
     process = prestart.take(execution.python, execution.library)
     is_prestarted = process is not None
     if process is None:
@@ -170,16 +180,18 @@ def _spawn(home: Home, store: Store, job: Job) -> None:
                 stdout=log,
                 stderr=log,
                 cwd=home.root,
-                env=prestart.environment(execution.library, home.variables()),
+                env=environment,
                 start_new_session=True,
             )
-
-    # The store knows the supervisor before the supervisor knows its job, so that a death in between isn't missed.
     _started.append(process)
-    identity = Identity.of(process.pid)
-    store.own(job.name, identity and identity.to_dict())
+    _enter_owner(store, job, process.pid)
     if is_prestarted:
         prestart.assign(process, job.name)
+
+
+def _enter_owner(store: Store, job: Job, pid: int) -> None:
+    identity = Identity.of(pid)
+    store.own(job.name, identity and identity.to_dict())
 
 
 def _what_was_lost(job: Job) -> str:

@@ -5,7 +5,8 @@
              after a failure:   launch/policy.py decides: another attempt, after a pause, or the end
     ──► SUCCEEDED, FAILED or CANCELLED ──► a reconcile pass, so that the next job starts; once a day, clean up
 
-A reconcile pass starts the supervisor, or assigns the job to a prestarted process (`prestart.py`). During an attempt the
+A reconcile pass starts the supervisor, or assigns the job to a prestarted process (`prestart.py`), or to a fork of a
+tuning's fork server (`jobs/fork_server/`). During an attempt the
 supervisor asks the store, a few times a second, if the job is to be cancelled, and makes a pass every few seconds. To end
 an attempt (the job is cancelled, or its time is over), it sends SIGTERM to all processes: a trainer finishes its step,
 saves, and exits. The supervisor kills what is left after the grace period. It also cancels a job whose first attempt waits
@@ -329,8 +330,13 @@ def main(name: str) -> None:
         clean_daily(home, store)
 
 
-if __name__ == "__main__":
+def log_to_stderr() -> None:
+    """Let the messages of this process go to its log."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+
+
+if __name__ == "__main__":
+    log_to_stderr()
     if len(sys.argv) > 1:
         main(sys.argv[1])
     else:

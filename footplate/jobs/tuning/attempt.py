@@ -1,7 +1,8 @@
 """A tuning, as its supervisor sees it: an attempt that has trials instead of processes.
 
     wait, wait, …    each time:  trials whose jobs have ended get their results
-                                 unpromising trials are stopped (`stopping.py`)
+                                 unpromising trials are stopped, or paused (`stopping.py`)
+                                 paused trials that are promising by now continue
                                  the next trial is added, and its job is queued
     stop             cancel the jobs of the trials
     close            nothing: trials have supervisors of their own
@@ -13,21 +14,23 @@ supervisor at a time, which holds the lock of the tuning's job.
 **How many trials run.** `maxParallelTrials` at most, and as many as the machine has room for. At most one trial waits in
 the queue, so that the parameters of a trial are chosen late, with the results of all trials that have ended by then.
 
-**When it ends.** After `maxTrials`, or when all combinations were tried. It succeeds if a trial has a result. It fails
-after `maxFailedTrials` failed trials. Without that number, it fails when `BROKEN` trials have failed and no trial has a
-result: the program is broken then. A trial whose program ends without a measurement has failed. If the last measurement is
-NaN or infinite, the trial is INFEASIBLE: parameters that let a training diverge are a finding, and no failure.
+**When it ends.** After `maxTrials`, or when all combinations were tried. Trials that are still paused then count as stopped
+early. It succeeds if a trial has a result. It fails after `maxFailedTrials` failed trials. Without that number, it fails
+when `BROKEN` trials have failed and no trial has a result: the program is broken then. A trial whose program ends without a
+measurement has failed. If the last measurement is NaN or infinite, the trial is INFEASIBLE: parameters that let a training
+diverge are a finding, and no failure.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from footplate.core.errors import ConfigError, FootplateError, Unavailable
+from footplate.jobs.fork_server.starting import TuningForkServer
 from footplate.jobs.home import Home
 from footplate.jobs.record import Job, Process, Trial, TrialState
 from footplate.jobs.scheduling import Resources
@@ -38,7 +41,7 @@ from footplate.jobs.tuning.measurements import Measurement, Measurements, is_fin
 from footplate.jobs.tuning.plan import TuningPlan, best_of
 from footplate.jobs.tuning.proposals import propose
 from footplate.jobs.tuning.space import to_text
-from footplate.jobs.tuning.stopping import why_stop
+from footplate.jobs.tuning.stopping import next_to_continue, why_pause, why_stop
 from footplate.jobs.tuning.trial_jobs import continue_job, end_job, make_folder, make_trial
 from footplate.launch.failure import Failure
 
@@ -50,7 +53,9 @@ LOG = "tuning.log"
 # The pause after a failure of the store or the disk.
 AWAY_S = 1.0
 # How often the measurements of running trials are read, if trials may be stopped early.
-MEASURE_S = 1.0
+MEASURE_S = 0.25
+# The states of trials whose jobs are asked to end, in words.
+_ENDING = {TrialState.STOPPING: "stopped early", TrialState.PAUSING: "paused"}
 
 
 class TuningAttempt:
@@ -62,14 +67,24 @@ class TuningAttempt:
         job: the job of the tuning.
         needs: the part of the machine that a trial needs.
         folder: the attempt's folder.
+        fork_server: the process from which trials begin; None if all begin from nothing.
     """
 
-    def __init__(self, home: Home, store: Store, job: Job, needs: Resources, folder: Path) -> None:
+    def __init__(
+        self,
+        home: Home,
+        store: Store,
+        job: Job,
+        needs: Resources,
+        folder: Path,
+        fork_server: TuningForkServer | None = None,
+    ) -> None:
         self._home = home
         self._store = store
         self._job = job
         self._plan = TuningPlan.from_dict(job.plan["tuning"])
         self._needs = needs
+        self._fork_server = fork_server
         self._writer = Writer(folder / LOG)
         self._stopping = False
         self._over = False
@@ -124,7 +139,9 @@ class TuningAttempt:
         self._stopping = True
 
     def close(self) -> None:
-        """Close the log. The trials go on."""
+        """End the fork server, and close the log. The trials go on."""
+        if self._fork_server is not None:
+            self._fork_server.close()
         self._writer.close()
 
     def _advance(self) -> None:
@@ -132,15 +149,24 @@ class TuningAttempt:
         if self._stopping or self._failure:
             self._end_all(trials)
             return
-        if self._plan.stop_early and (began := time.monotonic()) >= self._measure_at:
-            trials = self._stop_unpromising(trials)
+        began = time.monotonic()
+        is_measured = bool(self._plan.stop_early) and began >= self._measure_at
+        if is_measured:
+            trials = self._end_unpromising(trials)
             # Long files take long to read. At most a tenth of the time goes into that.
             self._measure_at = time.monotonic() + max(MEASURE_S, 10 * (time.monotonic() - began))
-        active = [trial for trial in trials if not trial.has_ended]
+        # The measurements of trials that don't run are in the store.
+        if is_measured or not self._plan.stop_early or not _active(trials):
+            trials = self._continue_promising(trials)
+        active = _active(trials)
         if why := self._why_failed(trials):
             self._fail(why)
-        elif not self._may_add(trials, active) or not self._add(trials):
+        elif not self._may_add(trials, active):
             self._over = not active
+        elif not self._waits_for_fork_server(trials):
+            self._over = not self._add(trials) and not active
+        if self._over:
+            trials = [self._end_paused(trial) for trial in trials]
         self._tell_progress(trials)
         if self._over:
             self._finish(trials)
@@ -150,19 +176,48 @@ class TuningAttempt:
         if trial.has_ended:
             return trial
         job = self._store.get(trial.job)
-        if trial.state == TrialState.PAUSED and not self._stopping:
-            # It was cancelled with the tuning, which is resubmitted now.
-            if job is not None and job.state == State.CANCELLED:
-                continue_job(self._store, trial.job)
-                self._reconcile()
-            return self._store.trials.change(trial, state=TrialState.ACTIVE, cause="")
+        if trial.state == TrialState.PAUSED and job is not None:
+            # A supervisor that died may have continued the job, and not the trial.
+            continues = job.state != State.CANCELLED
+            return self._store.trials.change(trial, state=TrialState.ACTIVE, cause="") if continues else trial
         if job is not None and job.started is not None:
             self.running = True
         if job is not None and job.state not in FINAL:
             return trial
-        if self._stopping and job is not None and job.state == State.CANCELLED and trial.state != TrialState.STOPPING:
-            return self._store.trials.change(trial, state=TrialState.PAUSED, cause="cancelled with its tuning")
+        if job is not None and job.state == State.CANCELLED:
+            if trial.state == TrialState.PAUSING:
+                return self._pause(trial, job, trial.cause)
+            if self._stopping and trial.state != TrialState.STOPPING:
+                return self._pause(trial, job, "cancelled with its tuning")
         return self._end(trial, job)
+
+    def _pause(self, trial: Trial, job: Job, cause: str) -> Trial:
+        """Write that a trial is paused, whose job has saved and ended."""
+        if trial.state == TrialState.PAUSING:
+            # Show in lists of jobs that nobody cancelled it.
+            self._store.explain(trial.job, State.CANCELLED, f"paused: {cause}")
+        series = self._measure(trial, job).series
+        trial = self._store.trials.change(trial, state=TrialState.PAUSED, measurements=series, cause=cause)
+        self._say(_sentence(self._plan, trial))
+        return trial
+
+    def _continue_promising(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Continue paused trials, as many as may run."""
+        result = {trial.number: trial for trial in trials}
+        while len(_active(result.values())) < self._plan.max_parallel_trials:
+            trial = next_to_continue(self._plan, list(result.values()))
+            if trial is None:
+                break
+            continue_job(self._store, trial.job)
+            trial = self._store.trials.change(trial, state=TrialState.ACTIVE, cause="")
+            result[trial.number] = trial
+            self._say(f"trial {trial.number} continues: {_parameters(trial)}")
+            self._reconcile()
+        return list(result.values())
+
+    def _end_paused(self, trial: Trial) -> Trial:
+        """End a trial that is still paused when the tuning is over."""
+        return self._end(trial, self._store.get(trial.job)) if trial.state == TrialState.PAUSED else trial
 
     def _end(self, trial: Trial, job: Job | None) -> Trial:
         """Write the result of a trial whose job has ended."""
@@ -190,7 +245,7 @@ class TuningAttempt:
         earlier = [each for each in trial.measurements if each[0] < first]
         return replace(measured, series=(*earlier, *measured.series))
 
-    def _stop_unpromising(self, trials: Sequence[Trial]) -> list[Trial]:
+    def _end_unpromising(self, trials: Sequence[Trial]) -> list[Trial]:
         measured = []
         for trial in trials:
             if trial.state == TrialState.ACTIVE:
@@ -206,8 +261,10 @@ class TuningAttempt:
                 others = [other for other in measured if other.number != trial.number]
                 if why := why_stop(self._plan, trial, others):
                     trial = self._store.trials.change(trial, state=TrialState.STOPPING, cause=why)
-            if trial.state == TrialState.STOPPING:
-                end_job(self._store, trial.job, f"stopped early: {trial.cause}")
+                elif why := why_pause(self._plan, trial, others):
+                    trial = self._store.trials.change(trial, state=TrialState.PAUSING, cause=why)
+            if trial.state in _ENDING:
+                end_job(self._store, trial.job, f"{_ENDING[trial.state]}: {trial.cause}")
             result.append(trial)
         return result
 
@@ -216,6 +273,18 @@ class TuningAttempt:
             return False
         # One that waits for room is enough. A later one is chosen with more results.
         return all(self._store.state(trial.job) != State.QUEUED for trial in active)
+
+    def _waits_for_fork_server(self, trials: Sequence[Trial]) -> bool:
+        """Return True while the next trial should wait until it can begin from a fork. A last trial alone doesn't."""
+        server = self._fork_server
+        if server is None or len(trials) + 1 >= self._plan.max_trials:
+            return False
+        if server.is_starting():
+            return True
+        if server.problem:
+            self._say(f"trials begin in new interpreters: {server.problem}")
+            self._fork_server = None
+        return False
 
     def _add(self, trials: Sequence[Trial]) -> bool:
         """Add the next trial. Returns False if all combinations were tried."""
@@ -309,7 +378,7 @@ def result_of(
     if job is None:
         return TrialState.FAILED, f"its job {trial.job} was deleted"
     if job.state == State.CANCELLED:
-        stopped = trial.state == TrialState.STOPPING
+        stopped = trial.state in (TrialState.STOPPING, TrialState.PAUSED)
         return (TrialState.STOPPED_EARLY, trial.cause) if stopped else (TrialState.CANCELLED, job.cause)
     if job.state == State.FAILED:
         return TrialState.FAILED, job.cause
@@ -322,6 +391,11 @@ def result_of(
     if not is_finite(series[-1]):
         return TrialState.INFEASIBLE, f"{metric} is {series[-1][1]} at step {series[-1][0]:g}"
     return TrialState.SUCCEEDED, ""
+
+
+def _active(trials: Iterable[Trial]) -> list[Trial]:
+    """The trials that run, or wait for room."""
+    return [trial for trial in trials if not trial.has_ended and trial.state != TrialState.PAUSED]
 
 
 def _sentence(plan: TuningPlan, trial: Trial) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from footplate.core.errors import Unavailable
 from footplate.jobs.backends import get_backend
 from footplate.jobs.backends.contract import RunningProcesses, Task
+from footplate.jobs.fork_server.starting import TuningForkServer, is_supported
 from footplate.jobs.record import Job, Process
 from footplate.jobs.spec.resolving import ResolvedJob
 from footplate.jobs.store.jobs import Store
@@ -29,7 +30,8 @@ class TuningBackend:
     def find(self, task: Task) -> TuningAttempt:
         """The tuning, as far as it is."""
         needs = get_backend(task.job.backend).needs(ResolvedJob.from_dict(task.job.spec))
-        return TuningAttempt(task.home, self._store, task.job, needs, task.folder)
+        fork_server = TuningForkServer(task.home, task.execution) if is_supported() else None
+        return TuningAttempt(task.home, self._store, task.job, needs, task.folder, fork_server)
 
     def prepare(self, task: Task) -> None:
         """Do nothing: each trial installs its package."""

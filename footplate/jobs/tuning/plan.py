@@ -12,7 +12,7 @@ from footplate.jobs.tuning.space import Parameter, Value
 
 DEFAULT_METRIC = "training/hptuning/metric"
 GRID, RANDOM = "GRID_SEARCH", "RANDOM_SEARCH"
-StopRule = Literal["", "median", "asha"]
+StopRule = Literal["", "median", "asha", "hyperband"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,10 @@ class TuningPlan:
         max_parallel_trials: how many of them at once.
         max_failed_trials: it fails after this many failed trials; with 0, `attempt.py` decides.
         algorithm: GRID, RANDOM, or another text for Optuna's TPE.
-        stop_early: the rule that stops unpromising trials; empty for none.
+        stop_early: the rule that stops or pauses unpromising trials; empty for none.
         seed: of the search. With the results of earlier trials, it determines the next trial.
         earlier: trials of an earlier tuning, which count as results.
+        imports: names that trials import, beside those in the source of their program (`jobs/fork_server/imports.py`).
     """
 
     goal: str
@@ -59,10 +60,16 @@ class TuningPlan:
     stop_early: StopRule
     seed: int
     earlier: tuple[EarlierTrial, ...] = ()
+    imports: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, spec: Mapping[str, Any], seed: int, earlier: Sequence[EarlierTrial] = (), stop_early: StopRule = ""
+        cls,
+        spec: Mapping[str, Any],
+        seed: int,
+        earlier: Sequence[EarlierTrial] = (),
+        stop_early: StopRule = "",
+        imports: Sequence[str] = (),
     ) -> TuningPlan:
         """Read a HyperparameterSpec in the API's form, which was checked.
 
@@ -71,6 +78,7 @@ class TuningPlan:
             seed: of the search.
             earlier: the trials of the tuning that this one continues.
             stop_early: the rule for stopping trials; by default `enableTrialEarlyStopping` decides.
+            imports: further names that trials import.
         """
         return cls(
             goal=spec["goal"],
@@ -83,6 +91,7 @@ class TuningPlan:
             stop_early=stop_early or ("median" if spec.get("enableTrialEarlyStopping") else ""),
             seed=seed,
             earlier=tuple(earlier),
+            imports=tuple(imports),
         )
 
     @classmethod

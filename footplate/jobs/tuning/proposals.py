@@ -124,7 +124,10 @@ def _frozen(optuna: Any, plan: TuningPlan, trial: Known, distributions: dict[str
         state = states.PRUNED
         if isinstance(trial, Trial) and trial.value is not None:
             intermediate = {int(trial.step or 0): trial.value}
-    elif trial.state in (TrialState.ACTIVE, TrialState.STOPPING, TrialState.PAUSED):
+    elif isinstance(trial, Trial) and trial.state == TrialState.PAUSED and trial.measurements:
+        step, last = trial.measurements[-1]
+        state, intermediate = states.PRUNED, {int(step): last}
+    elif trial.state in (TrialState.ACTIVE, TrialState.STOPPING, TrialState.PAUSING, TrialState.PAUSED):
         state = states.RUNNING
     return optuna.trial.create_trial(
         state=state, value=value, params=positions, distributions=distributions, intermediate_values=intermediate

@@ -1,12 +1,17 @@
-"""Early stopping: rules that end a trial whose measurements are worse than those of other trials. All are pure functions.
+"""Which trials don't run to their end: pure functions of the measurements of all trials.
 
-    median   `enableTrialEarlyStopping`. A trial ends if its best value so far is worse than the median of the other
-             trials' means up to the same step. Only trials that ran to their end count. Vizier has the same rule
-    asha     asynchronous successive halving. A trial has rungs at 1, 3, 9, 27, … measurements. At a rung, it goes on if it
-             is among the best third of all trials that have reached the rung
+    median      a trial is stopped if its best measurement so far is worse than the median of the other trials' means up to
+                the same step. Only trials that ran to their end count. Vizier has the same rule
+    asha        asynchronous successive halving. A trial has rungs at 1, 3, 9, 27, … measurements. At a rung, it goes on
+                while it is among the best third of all trials that have reached the rung. Otherwise it is paused
+    hyperband   asha in three brackets, whose first rungs are at 1, 3 and 9 measurements. A trial is compared with those of
+                its bracket. So a metric whose first values mislead can't pause all good trials early
 
-Both let a trial go on while fewer than `FEWEST` trials can be compared. With both, a trial ends when its metric becomes NaN
-or infinite.
+A trial that is stopped never goes on. A trial that is paused saves and ends, and goes on from its checkpoint when it is
+among the best third after all, since more trials have reached its rung (`next_to_continue`).
+
+All rules let a trial go on while fewer than `FEWEST` trials can be compared. With all, a trial is stopped when its metric
+becomes NaN or infinite.
 """
 
 from __future__ import annotations
@@ -18,13 +23,16 @@ from footplate.jobs.record import Trial, TrialState
 from footplate.jobs.tuning.measurements import Measurement, is_finite
 from footplate.jobs.tuning.plan import TuningPlan
 
-# A trial is compared with at least this many trials; with asha, it is one of them.
+# A trial is compared with at least this many trials; with asha and hyperband, it is one of them.
 FEWEST = 3
 FACTOR = 3
+# The brackets of consecutive trials, over and over. Hyperband gives each bracket about the same amount of training, so
+# those with early rungs have more trials: 6, 3 and 2 (of 9, 4.5 and 3).
+_BRACKETS = (0, 1, 0, 2, 0, 1, 0, 0, 1, 0, 2)
 
 
 def why_stop(plan: TuningPlan, trial: Trial, others: Sequence[Trial]) -> str:
-    """Explain why a running trial is stopped early; empty if it goes on.
+    """Explain why a running trial is stopped for good; empty if it isn't.
 
     Args:
         plan: the tuning.
@@ -36,7 +44,55 @@ def why_stop(plan: TuningPlan, trial: Trial, others: Sequence[Trial]) -> str:
     step, value = trial.measurements[-1]
     if not is_finite(trial.measurements[-1]):
         return f"{plan.metric} is {value} at step {step:g}"
-    return (_median if plan.stop_early == "median" else _asha)(plan, trial, others)
+    return _median(plan, trial, others) if plan.stop_early == "median" else ""
+
+
+def why_pause(plan: TuningPlan, trial: Trial, others: Sequence[Trial]) -> str:
+    """Explain why a trial is paused, or stays so; empty if it goes on.
+
+    Args:
+        plan: the tuning.
+        trial: the trial, with its measurements so far.
+        others: the other trials, with theirs.
+    """
+    if plan.stop_early not in ("asha", "hyperband"):
+        return ""
+    bracket = _bracket_of(plan, trial)
+    rung = FACTOR**bracket
+    if rung > len(trial.measurements):
+        return ""
+    while rung * FACTOR <= len(trial.measurements):
+        rung *= FACTOR
+    same = [trial, *(other for other in others if _bracket_of(plan, other) == bracket)]
+    reached = [each.measurements[rung - 1] for each in same if len(each.measurements) >= rung]
+    values = sorted((value for _, value in filter(is_finite, reached)), reverse=plan.maximizes)
+    step, value = trial.measurements[rung - 1]
+    if len(reached) < FEWEST or not is_finite((step, value)):
+        return ""
+    place = values.index(value) + 1
+    if place <= max(1, len(reached) // FACTOR):
+        return ""
+    return f"at step {step:g}, measurement {rung}, its {plan.metric} {value:.6g} is number {place} of {len(reached)}"
+
+
+def next_to_continue(plan: TuningPlan, trials: Sequence[Trial]) -> Trial | None:
+    """The paused trial that goes on next: of those that may, the one that has come farthest; None if none may.
+
+    Args:
+        plan: the tuning.
+        trials: all of its trials, with their measurements so far.
+    """
+    may = [
+        trial
+        for trial in trials
+        if trial.state == TrialState.PAUSED
+        and not why_pause(plan, trial, [other for other in trials if other.number != trial.number])
+    ]
+    return min(may, key=lambda trial: (-len(trial.measurements), trial.number), default=None)
+
+
+def _bracket_of(plan: TuningPlan, trial: Trial) -> int:
+    return _BRACKETS[(trial.number - 1) % len(_BRACKETS)] if plan.stop_early == "hyperband" else 0
 
 
 def _median(plan: TuningPlan, trial: Trial, others: Sequence[Trial]) -> str:
@@ -55,21 +111,6 @@ def _median(plan: TuningPlan, trial: Trial, others: Sequence[Trial]) -> str:
     return (
         f"at step {last:g} its best {plan.metric} is {best:.6g}, and the median of {len(means)} trials is {median:.6g}"
     )
-
-
-def _asha(plan: TuningPlan, trial: Trial, others: Sequence[Trial]) -> str:
-    rung = 1
-    while rung * FACTOR <= len(trial.measurements):
-        rung *= FACTOR
-    reached = [each.measurements[rung - 1] for each in (trial, *others) if len(each.measurements) >= rung]
-    values = sorted((value for _, value in filter(is_finite, reached)), reverse=plan.maximizes)
-    step, value = trial.measurements[rung - 1]
-    if len(reached) < FEWEST or not is_finite((step, value)):
-        return ""
-    place = values.index(value) + 1
-    if place <= max(1, len(reached) // FACTOR):
-        return ""
-    return f"at step {step:g}, measurement {rung}, its {plan.metric} {value:.6g} is number {place} of {len(reached)}"
 
 
 def _values(measurements: Sequence[Measurement], last: float) -> list[float]:

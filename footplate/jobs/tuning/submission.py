@@ -28,8 +28,8 @@ def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any])
     Args:
         resolved: the job; it has a name.
         store: the store of the jobs.
-        options: `seed` and `stop_early`, which a config can't express. Without a seed, `FOOTPLATE_SEED` gives it, or one is
-            drawn and kept with the job.
+        options: `seed`, `stop_early` and `imports`, which a config can't express. Without a seed, `FOOTPLATE_SEED` gives
+            it, or one is drawn and kept with the job.
 
     Raises:
         ConfigError: its trials can't have names; the tuning that it continues can't be continued.
@@ -39,7 +39,8 @@ def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any])
     if spec is None:
         return None
     name = resolved.name or ""
-    plan = TuningPlan.of(spec, _seed(options), _earlier(spec, store), options.get("stop_early", ""))
+    stop_early, imports = options.get("stop_early", ""), options.get("imports", ())
+    plan = TuningPlan.of(spec, _seed(options), _earlier(spec, store), stop_early, imports)
     longest = trial_name(name, plan.max_trials)
     if len(longest) > _NAME_CHARACTERS:
         raise ConfigError(

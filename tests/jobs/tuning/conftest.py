@@ -38,6 +38,12 @@ def grid(**keys: object) -> str:
     return "\n".join([*lines[:at], *(f"    {key}: {value}" for key, value in keys.items()), *lines[at:]])
 
 
+def line_of(layers: int, **keys: object) -> str:
+    """The same with one parameter, from 1 to `layers`."""
+    head = grid(**keys).partition("    params:")[0]
+    return f"{head}    params: [{{parameterName: layers, type: INTEGER, minValue: 1, maxValue: {layers}}}]\n"
+
+
 class Tuned:
     """A tuning, moved on by the test in place of its supervisor."""
 
@@ -101,6 +107,18 @@ def still(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(reconcile, "reconcile", lambda *_: None)
     bench.program("")
     return bench
+
+
+def submit_with(bench: Bench, text: str, **options: object) -> None:
+    """Submit the tuning `tuned` with options that a config can't express, as `footplate tune` does."""
+    from footplate.jobs.spec.draft import draft
+    from footplate.jobs.spec.resolving import resolve
+    from footplate.jobs.spec.yamlfile import parse
+    from footplate.jobs.submission import PlannedJob, submit
+
+    flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": bench.job_dir}
+    job = resolve(draft(parse(text), flags, (), "tuned"))
+    submit(PlannedJob(job, bench.directory / "trainer", tuning_options=options), bench.jobs)
 
 
 def tuned(bench: Bench, text: str = GRID, name: str = "tuned") -> Tuned:

@@ -15,7 +15,7 @@ from footplate.jobs.store.jobs import WrongState
 from footplate.jobs.store.sqlite import SQLite
 from footplate.jobs.tuning.plan import TuningPlan, best_of
 from jobs.conftest import Bench
-from jobs.tuning.conftest import Tuned, grid, id_files, is_private, tuned
+from jobs.tuning.conftest import Tuned, grid, id_files, is_private, line_of, submit_with, tuned
 
 
 class Killed(BaseException):
@@ -300,6 +300,82 @@ def test_an_unpromising_trial_is_stopped_early_and_is_no_failure(still: Bench):
     assert trial.cause == "at step 2 its best accuracy is 0.2, and the median of 3 trials is 0.55"
     assert (tuning.attempt.over, tuning.attempt.succeeded) == (True, True)
     assert still.jobs.store.find("tuned").cause.endswith("the best: tuned_trial_1, accuracy=0.6")
+
+
+def asha(bench: Bench, trials: int) -> Tuned:
+    """A tuning with successive halving, four trials at once."""
+    submit_with(bench, line_of(trials, maxParallelTrials=4, maxTrials=trials), stop_early="asha")
+    return Tuned(bench)
+
+
+def test_a_trial_that_misses_the_cut_is_paused_and_continues_when_it_makes_it(still: Bench):
+    tuning = asha(still, 6)
+    for number in (1, 2, 3, 4):
+        tuning.move_on()
+        tuning.run(number)
+    # Fewer than three have reached the first rung.
+    tuning.report(1, (1, 0.5))
+    tuning.report(2, (1, 0.4))
+    tuning.move_on()
+    assert tuning.states == ["ACTIVE"] * 4
+    tuning.report(3, (1, 0.3))
+    tuning.move_on()
+    assert tuning.states == ["ACTIVE", "PAUSING", "PAUSING", "ACTIVE"]
+    assert tuning.store.state("tuned_trial_2") == State.CANCELLING
+    # The supervisor may be killed meanwhile. Paused trials leave room for others.
+    tuning.end(2, State.CANCELLED)
+    tuning.end(3, State.CANCELLED)
+    tuning.begin()
+    for number in (5, 6):
+        tuning.move_on()
+        tuning.run(number)
+    assert tuning.states == ["ACTIVE", "PAUSED", "PAUSED", "ACTIVE", "ACTIVE", "ACTIVE"]
+    assert tuning.trials[1].cause == "at step 1, measurement 1, its accuracy 0.4 is number 2 of 3"
+    assert tuning.store.find("tuned_trial_2").cause == f"paused: {tuning.trials[1].cause}"
+    for number in (4, 5, 6):
+        tuning.report(number, (1, number / 100))
+    tuning.move_on()
+    for number in (4, 5, 6):
+        tuning.end(number, State.CANCELLED)
+    tuning.move_on()
+    # The second of six makes the cut, the third doesn't.
+    tuning.move_on()
+    assert tuning.states == ["ACTIVE", "ACTIVE", "PAUSED", "PAUSED", "PAUSED", "PAUSED"]
+    assert tuning.store.state("tuned_trial_2") == State.QUEUED
+    tuning.run(2, attempt=2)
+    tuning.report(2, (2, 0.9), attempt=2)
+    tuning.end(2)
+    tuning.end(1)
+    tuning.move_on()
+    assert tuning.states == ["SUCCEEDED", "SUCCEEDED", *["STOPPED_EARLY"] * 4]
+    assert tuning.trials[1].measurements == ((1.0, 0.4), (2.0, 0.9))
+    assert (tuning.attempt.over, tuning.attempt.succeeded) == (True, True)
+
+
+def test_a_tuning_that_is_cancelled_keeps_its_paused_trials(still: Bench):
+    tuning = asha(still, 4)
+    for number in (1, 2, 3, 4):
+        tuning.move_on()
+        tuning.run(number)
+    for number in (1, 2, 3):
+        tuning.report(number, (1, number / 10))
+    tuning.move_on()
+    tuning.end(1, State.CANCELLED)
+    tuning.move_on()
+    assert tuning.states == ["PAUSED", "PAUSING", "ACTIVE", "ACTIVE"]
+    tuning.attempt.stop(30.0)
+    tuning.move_on()
+    for number in (2, 3, 4):
+        tuning.end(number, State.CANCELLED)
+    tuning.move_on()
+    assert (tuning.states, tuning.attempt.over) == (["PAUSED"] * 4, True)
+    now = time.time()
+    still.jobs.store.move("tuned", State.RUNNING, State.CANCELLING, now)
+    still.jobs.store.move("tuned", State.CANCELLING, State.CANCELLED, now, ended=now)
+    still.jobs.resubmit("tuned")
+    again = Tuned(still)
+    again.move_on()
+    assert again.states == ["PAUSED", "PAUSED", "ACTIVE", "ACTIVE"]
 
 
 def test_a_trial_that_ends_while_it_is_stopped_has_its_result(still: Bench, monkeypatch: pytest.MonkeyPatch):

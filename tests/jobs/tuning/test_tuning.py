@@ -12,7 +12,7 @@ from footplate.jobs.record import Trial
 from footplate.jobs.states import State
 from footplate.jobs.supervision.identity import Identity
 from jobs.conftest import NET, Bench, until
-from jobs.tuning.conftest import grid
+from jobs.tuning.conftest import grid, line_of, submit_with
 
 HEAD = """
 import argparse
@@ -125,3 +125,33 @@ def test_an_unpromising_trainer_saves_and_is_stopped_early(bench: Bench):
     assert job.state == State.CANCELLED
     assert job.cause.startswith("stopped early: at step ")
     assert list((bench.directory / "out" / "4" / "checkpoints").glob("*/meta.json"))
+
+
+@pytest.mark.slow
+def test_a_paused_trainer_that_continues_is_bit_for_bit_one_that_was_never_paused(bench: Bench):
+    source = f"""
+    import footplate as fp
+    {textwrap.indent(NET, "    ").strip()}
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if self.global_step == 1:
+                self.log("accuracy", 1 / int(trial))
+            # All trials but the first are still here when they are paused.
+            while self.global_step == 3 and trial != "1" and attempt == 1 and not self.trainer.received_sigterm:
+                time.sleep(0.01)
+    fp.seed_everything(5)
+    data, net = torch.utils.data.TensorDataset(torch.randn(64, 4)), Net()
+    batches = torch.utils.data.DataLoader(data, 8, shuffle=True)
+    fp.Trainer(max_epochs=2, log_every_n_steps=1, enable_progress_bar=False, logger=False).fit(net, batches)
+    print("WEIGHTS", [value.hex() for value in net.net.weight.flatten().tolist()])
+    """
+    bench.program(HEAD + textwrap.dedent(source))
+    submit_with(bench, line_of(6, maxParallelTrials=3, maxTrials=6), stop_early="asha")
+    assert bench.jobs.wait("tuned").state == State.SUCCEEDED
+    # Two of six make the cut, and the second does so only when the last has been measured.
+    assert [str(trial.state) for trial in trials_of(bench)] == [*["SUCCEEDED"] * 2, *["STOPPED_EARLY"] * 4]
+    assert [bench.jobs.store.find(f"tuned_trial_{number}").attempt for number in (1, 2, 3)] == [1, 2, 1]
+    paused, continued = (bench.output("tuned_trial_2", attempt) for attempt in (1, 2))
+    assert "WEIGHTS" not in paused
+    weights = [line for line in continued.splitlines() if line.startswith("WEIGHTS")]
+    assert len(weights) == 1
+    assert weights == [line for line in bench.output("tuned_trial_1").splitlines() if line.startswith("WEIGHTS")]

@@ -11,10 +11,12 @@ import selectors
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from footplate.jobs.backends.local.usage import Meter
+from footplate.jobs.fork_server import programs
+from footplate.jobs.fork_server.programs import ForkedProgram
 from footplate.jobs.record import Process
 from footplate.jobs.redaction import StreamMask, secrets
 from footplate.jobs.supervision.exit_status import GRACE_S, End, Orders, Verdict, outcome
@@ -41,6 +43,7 @@ class Member:
         environment: all of its variables.
         directory: its current directory.
         log: the file for its output.
+        base: the part of the variables that all processes of its job have. A fork is made with these.
     """
 
     role: str
@@ -49,6 +52,7 @@ class Member:
     environment: Mapping[str, str]
     directory: str
     log: Path
+    base: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -62,7 +66,7 @@ class Replica:
     """
 
     member: Member
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProgram
     writer: Writer
     began: float
     mark: float
@@ -178,12 +182,8 @@ class LocalAttempt:
     def _start(self, member: Member) -> None:
         writer = Writer(member.log, stream_mask=StreamMask(secrets(member.environment)))
         ours, theirs = os.pipe()
-        supervisor = os.getpid()
         try:
-            process = subprocess.Popen(
-                member.command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=dict(member.environment),
-                cwd=member.directory, start_new_session=True, preexec_fn=lambda: die_with(supervisor),
-            )  # fmt: skip
+            process = _start_program(member, theirs)
         except BaseException:
             os.close(ours)
             writer.close()
@@ -223,7 +223,7 @@ class LocalAttempt:
         replica.writer.end()
         for key in [key for key in self._selector.get_map().values() if key.data in (replica, replica.process.pid)]:
             self._forget(key.fd)
-        code = replica.code = replica.process.returncode
+        code = replica.code = replica.process.wait()
         replica.ended = time.time()
         replica.outcome = outcome(code, replica.writer.last_line())
         if not self._stopping:
@@ -249,3 +249,15 @@ class LocalAttempt:
     def _forget(self, fd: int) -> None:
         self._selector.unregister(fd)
         os.close(fd)
+
+
+def _start_program(member: Member, output: int) -> subprocess.Popen[bytes] | ForkedProgram:
+    """Start a program, in a fork of a fork server's process if this supervisor has one."""
+    forked = programs.start(member.command, member.base, member.environment, member.directory, output)
+    if forked is not None:
+        return forked
+    supervisor = os.getpid()
+    return subprocess.Popen(
+        member.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(member.environment),
+        cwd=member.directory, start_new_session=True, preexec_fn=lambda: die_with(supervisor),
+    )  # fmt: skip
