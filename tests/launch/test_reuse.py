@@ -342,9 +342,9 @@ def test_a_process_that_is_killed_between_two_attempts_is_replaced(tmp_path):
         assert gone([process])
 
     with at("attempt 1 starts now", kill):
-        assert launch(fails_once(tmp_path), world_size=2, restarts=PATIENT) == 1
-    before, after = pids(tmp_path, 0)
-    assert before != after
+        # The process may be given to attempt 1 while its last thread still ends. Then that attempt fails, too.
+        assert launch(fails_once(tmp_path), world_size=2, restarts=PATIENT) in (1, 2)
+    assert pids(tmp_path, 0)[-1] != (tmp_path / "0-0").read_text()
 
 
 def test_sigterm_between_two_attempts_ends_the_launch_and_all_processes(tmp_path):
