@@ -343,7 +343,7 @@ def test_a_process_that_is_killed_between_two_attempts_is_replaced(tmp_path):
 
     with at("attempt 1 starts now", kill):
         # The process may be given to attempt 1 while its last thread still ends. Then that attempt fails, too.
-        assert launch(fails_once(tmp_path), world_size=2, restarts=PATIENT) in (1, 2)
+        assert launch(fails_once(tmp_path), world_size=2, restarts=Restarts(peers_grace_s=10)) in (1, 2)
     assert pids(tmp_path, 0)[-1] != (tmp_path / "0-0").read_text()
 
 
