@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -137,7 +138,7 @@ class Training:
         return None
 
     def _ranks(self) -> list[psutil.Process]:
-        """Processes of the ranks, in rank order."""
+        """Processes of the ranks, in the order of their starts."""
         fork_server = self._fork_server()
         with contextlib.suppress(psutil.Error):
             return sorted(fork_server.children() if fork_server else [], key=lambda process: process.pid)
@@ -178,10 +179,10 @@ class Training:
         return grown
 
     def _has_gone_on(self) -> bool:
-        """Return True if a process that began after the last fault has trained a batch."""
+        """Return True if a call that began after the last fault has trained a batch."""
         lines, fallen = self.lines(), self.falls[-1].at
-        started = {line.pid for line in lines if line.what == "start" and line.at > fallen}
-        return any(line.pid in started and line.what == "batch" for line in lines)
+        started = {line.pid: line.at for line in lines if line.what == "start" and line.at > fallen}
+        return any(line.what == "batch" and line.at > started.get(line.pid, math.inf) for line in lines)
 
     def _has_ended(self, code: int) -> bool:
         """Check an exit of the script and what it left, and start it again unless its work is done."""
@@ -275,7 +276,7 @@ class Training:
         temporary.rename(self.directory / ORDER)
 
         while self.program.process.poll() is None:
-            if taken.exists() and not before & {rank.pid for rank in self._ranks()}:
+            if taken.exists() and not before <= {rank.pid for rank in self._ranks()}:
                 return True
             time.sleep(0.01)
         (self.directory / ORDER).unlink(missing_ok=True)

@@ -44,6 +44,10 @@ class Saboteur(fp.Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         move_clock(self._directory)
 
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # A process is only used for the next attempt if nothing of the call is left in it.
+        time.time = getattr(time.time, "true_time", time.time)
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         order = self._directory / ORDER
         if trainer.global_rank != 0 or not order.exists():

@@ -125,10 +125,12 @@ def aftermath(lines: Sequence[Line], falls: Sequence[Fall]) -> list[dict[str, An
     If several faults struck before the training went on, the last one carries the cost of all of them.
     """
     batches = [line for line in lines if line.rank == 0 and line.what == "batch"]
+    starts = [line.at for line in lines if line.rank == 0 and line.what == "start"]
     consequences: list[dict[str, Any]] = []
     for before, after in itertools.pairwise(batches):
         struck = [fall for fall in falls if fall.at <= after.at]
-        if before.pid == after.pid or not struck:
+        began_again = any(before.at < start < after.at for start in starts)
+        if not began_again or not struck:
             continue
         last = struck[-1]
         consequences.append({

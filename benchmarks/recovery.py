@@ -11,6 +11,7 @@ counts as recovered if the training passes, within `PATIENCE_S`, the step at whi
 job, and the contenders take turns:
 
     footplate warm     the fork server of the ranks survives: a restart costs a fork
+    footplate compiled the same, with `torch.compile`
     footplate cold     the fork server is killed with the rank, so it must start and import torch again
     torchrun + Lightning, torchrun + bare script: `--max-restarts`, defaults otherwise
     Ray Train          `FailureConfig(max_failures=…)`
@@ -31,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ PATIENCE_S = 60.0
 START_S = 240.0  # limit for a job's first steps
 # The kill strikes between these steps, when checkpoints exist.
 FIRST_STEP, LAST_STEP = 25, 60
-OURS = ("footplate warm", "footplate cold")
+OURS = ("footplate warm", "footplate compiled", "footplate cold")
 CONTENDERS = (*OURS, "torchrun + Lightning", "torchrun + bare script", "Ray Train")
 BARE = {
     "import torch": "import torch",
@@ -69,7 +70,10 @@ class Step:
 
 def command(contender: str, directory: Path, world: int) -> list[str]:
     """The command that starts a job."""
-    job = {"torchrun + Lightning": "lightning", "torchrun + bare script": "bare", "Ray Train": "ray"}
+    job = {
+        "footplate compiled": "compiled", "torchrun + Lightning": "lightning", "torchrun + bare script": "bare",
+        "Ray Train": "ray",
+    }  # fmt: skip
     arguments = [_JOBS, job.get(contender, "footplate"), str(directory), str(world)]
     if contender.startswith("torchrun"):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -184,7 +188,7 @@ def main() -> None:
         for program in BARE.values():
             start_bare(program)
     before = earlier(options.json) if options.add else {}
-    results = {world: compare(world, options.kills, options.peer_kills) for world in options.worlds}
+    results = {world: compare(world, options.kills, options.peer_kills, options.ours) for world in options.worlds}
     write({world: together(before.get(world, {}), rounds) for world, rounds in results.items()}, host, options.json)
 
 
@@ -203,13 +207,14 @@ def arguments() -> argparse.Namespace:
         parser.error("--add needs --json FILE, with an earlier part's figures in it")
     if options.peer_kills is None:
         options.peer_kills = options.kills
-    options.worlds = WORLDS
+    options.worlds, options.ours = WORLDS, OURS
     if options.quick:
         options.kills, options.peer_kills, options.worlds = 1, 0, WORLDS[:1]
+        options.ours = [name for name in OURS if name != "footplate compiled"]
     return options
 
 
-def compare(world: int, kills: int, peer_kills: int) -> Rounds:
+def compare(world: int, kills: int, peer_kills: int, ours: Sequence[str]) -> Rounds:
     """Run all contenders in turns. When the peers are done, Footplate and the bare starts go on."""
     chance = random.Random()
 
@@ -219,7 +224,7 @@ def compare(world: int, kills: int, peer_kills: int) -> Rounds:
         return figures
 
     results = interleave([*BARE, *CONTENDERS], turn, peer_kills)
-    for name, runs in interleave([*BARE, *OURS], turn, kills - peer_kills).items():
+    for name, runs in interleave([*BARE, *ours], turn, kills - peer_kills).items():
         results[name] += runs
     return {name: runs for name, runs in results.items() if runs}
 

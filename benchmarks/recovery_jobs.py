@@ -1,6 +1,7 @@
-"""One training with four ways of recovery. `recovery.py` starts each as a job and kills it:
+"""One training with four ways of recovery, and one of them also compiled. `recovery.py` starts each as a job and kills it:
 
     python recovery_jobs.py footplate DIR WORLD
+    python recovery_jobs.py compiled DIR WORLD
     torchrun --nproc-per-node WORLD --max-restarts 3 recovery_jobs.py lightning DIR WORLD
     torchrun --nproc-per-node WORLD --max-restarts 3 recovery_jobs.py bare DIR WORLD
     python recovery_jobs.py ray DIR WORLD
@@ -76,7 +77,8 @@ def make_lightning_shaped(base: type, directory: Path) -> Any:
     return Tiny()
 
 
-def footplate(directory: Path, world: int) -> None:
+def footplate(directory: Path, world: int, compiles: bool = False) -> None:
+    import torch
     from torch.utils.data import DataLoader
 
     import footplate as fp
@@ -87,7 +89,12 @@ def footplate(directory: Path, world: int) -> None:
         callbacks=[fp.ModelCheckpoint(every_n_train_steps=CHECKPOINT_EVERY)],
     )  # fmt: skip
     loader = DataLoader(make_data(), BATCH, shuffle=True)
-    trainer.fit(make_lightning_shaped(fp.Module, directory), loader, ckpt_path="last")
+    module = make_lightning_shaped(fp.Module, directory)
+    trainer.fit(torch.compile(module) if compiles else module, loader, ckpt_path="last")
+
+
+def compiled(directory: Path, world: int) -> None:
+    footplate(directory, world, compiles=True)
 
 
 def lightning(directory: Path, world: int) -> None:
@@ -200,4 +207,5 @@ def _load(file: Path, model: Any, optimizer: Any) -> int:
 
 if __name__ == "__main__":
     name, directory, world = sys.argv[1:]
-    {"footplate": footplate, "lightning": lightning, "bare": bare, "ray": ray}[name](Path(directory), int(world))
+    jobs = {"footplate": footplate, "compiled": compiled, "lightning": lightning, "bare": bare, "ray": ray}
+    jobs[name](Path(directory), int(world))

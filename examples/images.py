@@ -1,6 +1,6 @@
 """From a Delta table to predictions, in a run that may be killed at any time and is started again by the same command.
 
-    python examples/images.py
+python examples/images.py
 """
 
 import torch

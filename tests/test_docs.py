@@ -106,7 +106,9 @@ def test_the_japanese_readme_says_what_the_english_one_says():
     assert FENCED.findall(japanese) == FENCED.findall(english)
 
     def places(text: str) -> Counter[str]:
-        return Counter(target for target in LINK.findall(FENCED.sub("", text)) if not target.startswith(("#", "README")))
+        return Counter(
+            target for target in LINK.findall(FENCED.sub("", text)) if not target.startswith(("#", "README"))
+        )
 
     assert places(japanese) == places(english)
     shown = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)

@@ -111,3 +111,7 @@ def did_you_mean(name: str, options: Iterable[object]) -> str:
     listed = f"There are: {', '.join(known)}."
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     return f'Did you mean "{near[0]}"? {listed}' if near else listed
+
+
+class PeerLostError(ConnectionError):
+    """A rank has lost its connections to other ranks while they met: one of them has ended, or the network failed."""

@@ -40,7 +40,7 @@ def device_mesh(device_type: str, sizes: tuple[int, int], names: tuple[str, str]
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group(backends, store=store, rank=0, world_size=1, timeout=TIMEOUT)
         atexit.register(leave, dist.group.WORLD)
-    _forget_others()
+    forget_others()
     key = (device_type, sizes, names)
     if key not in _meshes:
         _meshes[key] = init_device_mesh(device_type, sizes, mesh_dim_names=names)
@@ -56,7 +56,7 @@ def column_of(group: Group, world: World, columns: Sequence[Sequence[int]], devi
         columns: the ranks of each column.
         devices: torch's process group of this column.
     """
-    _forget_others()
+    forget_others()
     key = tuple(map(tuple, columns))
     if key not in _hosts:
         made = [dist.new_group(list(ranks), backend="gloo", timeout=TIMEOUT, group_desc="hosts") for ranks in columns]
@@ -64,7 +64,7 @@ def column_of(group: Group, world: World, columns: Sequence[Sequence[int]], devi
     return Group(world, _hosts[key], devices)
 
 
-def _forget_others() -> None:
+def forget_others() -> None:
     """Forget what was made for a default process group that has ended."""
     global _default_group
     if _default_group is not dist.group.WORLD:

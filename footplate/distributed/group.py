@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from footplate.core.errors import ConfigError, FootplateError
+from footplate.core.errors import ConfigError, FootplateError, PeerLostError
 from footplate.core.net.silence import detect_silence_of_ranks
 from footplate.distributed import connectivity, network_interface
 from footplate.distributed.world import SINGLE, World
@@ -175,7 +175,7 @@ def join(world: World, backend: str, device: torch.device) -> Group:
 
     Raises:
         ConfigError: the other ranks can't be reached, or the user's own group has another size.
-        ConnectionError: a rank has ended while the ranks met.
+        PeerLostError: a rank has ended while the ranks met.
     """
     global _host_group, _default_group
     if world.size == 1:
@@ -202,6 +202,12 @@ def leave(group: Any = None) -> None:
     if dist.is_initialized() and (group is None or group is dist.group.WORLD):
         dist.destroy_process_group()
     _host_group = _default_group = None
+
+
+def forget() -> None:
+    """Destroy all process groups, also one that the user has made, and keep no reference to them."""
+    atexit.unregister(leave)
+    leave()
 
 
 def _meet(world: World, backend: str, device: torch.device) -> None:
@@ -233,7 +239,7 @@ def not_met(world: World, error: Exception, reached: bool) -> Exception:
     """
     reason = f"{str(error).splitlines()[0]} "
     if reached and (isinstance(error, dist.DistError) or "connectFullMesh" in str(error)):
-        return ConnectionError(
+        return PeerLostError(
             f"Rank {world.rank} lost a connection while it met the other {world.size - 1} rank(s): {reason}"
             "One of them has ended, or the network between them failed."
         )

@@ -10,8 +10,18 @@
    other ranks may still need its store.
 6. Threads are joined and exit handlers run, as at the end of any Python program.
 
-On the control socket, a worker sends single bytes: `ALIVE`, `PROGRESSED`, `SAVED`, `REPORT`. The supervisor sends one byte
-when all ranks have reported. The end of the stream means that the supervisor is gone.
+In the place of 6, a process may *rejoin*. If its function failed only because another rank was lost, and said before that
+it may be called again (`worker.reusable`), the process cleans up after the function and offers itself. A process in which
+anything is left of the call (`process_state.py`) doesn't: it ends. Nor does one that was given a second call and made no
+progress in it. The supervisor gives the process a rank of the next
+attempt, with new pipes for its output and its report, and it goes on with 3. So what it has imported stays.
+
+On the control socket, a worker sends single bytes: `ALIVE`, `PROGRESSED`, `SAVED`, `REPORT`, `FREE`. The supervisor sends
+messages (`wire.py`), and the end of the stream means that it is gone:
+
+    release     all ranks have reported
+    call        the next attempt's call, with its descriptors    (to a free process)
+    end         end, as in 6                                     (to a free process)
 """
 
 from __future__ import annotations
@@ -20,6 +30,8 @@ import atexit
 import contextlib
 import faulthandler
 import os
+import queue
+import random
 import runpy
 import select
 import signal
@@ -35,12 +47,13 @@ from typing import Any, NoReturn
 from footplate.core.errors import FootplateError, LaunchError
 from footplate.core.stacks import answering
 from footplate.hardware.machine import usable_cores
-from footplate.launch import failure, payload, script, worker
+from footplate.launch import failure, payload, script, wire, worker
+from footplate.launch.process_state import ProcessState
 from footplate.launch.rendezvous import host_store
 from footplate.launch.worker_group import Report
 
 HEARTBEAT_S = 1.0
-ALIVE, PROGRESSED, SAVED, REPORT = b"a", b"p", b"s", b"r"
+ALIVE, PROGRESSED, SAVED, REPORT, FREE = b"a", b"p", b"s", b"r", b"f"
 # Frames of these files are left out of tracebacks.
 HIDDEN_FILES = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}
 # Exit codes after SIGTERM and SIGINT.
@@ -48,58 +61,148 @@ STOPPED = {143, 130}
 
 
 @dataclass(frozen=True)
-class WorkerSpec:
-    """The description of a worker.
+class Call:
+    """A call of the function, in one attempt.
 
-    The descriptors that come with it: control, payload, report, standard output, standard error, [store].
+    The descriptors that come with it: report, standard output, standard error, [store].
+
+    Attributes:
+        rank: the rank.
+        variables: variables with its ranks and its rendezvous, over the launch's.
     """
 
     rank: int
+    variables: dict[str, str]
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """The description of a worker.
+
+    The descriptors that come with it: control, payload, and those of its first call.
+
+    Attributes:
+        environment: variables of the launch.
+        argv: the arguments of the script.
+        directory: the current directory.
+        call: the first call, as a dict.
+    """
+
     environment: dict[str, str]
     argv: list[str]
     directory: str
+    call: dict[str, Any]
 
 
 def main(spec: WorkerSpec, fds: list[int]) -> NoReturn:
     """Run the worker. Never returns."""
-    control, payload_fd, report_fd, out, err, *store = fds
+    control, payload_fd, *fds = fds
+    call: Call | None = Call(**spec.call)
     os.environ.update(spec.environment)
-    # This machine doesn't have the directory.
-    with contextlib.suppress(OSError):
-        os.chdir(spec.directory)
-    sys.argv = spec.argv
-    _redirect(out, err)
-    _reseed()
-    _share_cores()
-    answering.answer()
+    _redirect(*fds[1:3])
+    _open_streams()
     link = SupervisorLink(socket.socket(fileno=control))
     worker.connect(link)
 
+    state, code = ProcessState(), 0
+    # Objects that must outlive the call: the store.
     kept_alive: list[Any] = []
-    report = _run(payload_fd, report_fd, store, spec.rank, kept_alive)
+    while call is not None:
+        report_fd, _, _, *store = fds
+        _prepare(call, spec)
+        code = _serve(call, payload_fd, report_fd, store, kept_alive, link)
+        call, fds = link.next_call() if _is_clean(state, kept_alive, link) else (None, [])
+        if call is not None:
+            _redirect(*fds[1:3])
+            worker.called_again()
+    _exit(code)
+
+
+def _prepare(call: Call, spec: WorkerSpec) -> None:
+    """Set up the process for a call."""
+    os.environ.update(call.variables)
+    # This machine doesn't have the directory.
+    with contextlib.suppress(OSError):
+        os.chdir(spec.directory)
+    sys.argv = list(spec.argv)
+    _reseed()
+    _share_cores()
+    answering.begin_again()
+
+
+def _serve(
+    call: Call, payload_fd: int, report_fd: int, store: list[int], kept_alive: list[Any], link: SupervisorLink
+) -> int:
+    """Call the function in an attempt, and report; return the exit code."""
+    report = _run(payload_fd, report_fd, store, call.rank, kept_alive, link)
+    os.close(report_fd)
     _flush()
     link.report()
     # Other ranks may still need the store that this process hosts.
     if store and report.kind not in ("raised", "exit"):
         link.released.wait()
-    _exit(report.code)
+    return report.code
+
+
+def _is_clean(state: ProcessState, kept_alive: list[Any], link: SupervisorLink) -> bool:
+    """Clean up after a call that may be followed by another one. Return True if nothing is left of it."""
+    clean_up = link.clean_up if link.lost_peer else None
+    # Whatever keeps the ranks from going on, it isn't the state of a process more than once.
+    if clean_up is None or (link.kept and not link.has_progressed):
+        return False
+    kept_alive.clear()
+    try:
+        remains = clean_up()
+        del clean_up
+        link.clean_up = None
+        state.restore()
+        state.forget_modules()
+        remains = remains or state.remains()
+    except Exception as error:
+        remains = f"its state can't be brought back: {type(error).__name__}: {error}"
+    if remains:
+        print(f"A new process takes the place of this one: {remains}.", file=sys.stderr)
+    _flush()
+    return not remains
 
 
 class SupervisorLink:
-    """The worker's end of the control socket, served by a thread."""
+    """The worker's end of the control socket, served by a thread.
+
+    Attributes:
+        released: set when all ranks have reported.
+        clean_up: cleans up after the function, if it may be called again.
+        lost_peer: whether the function has failed only because another rank was lost.
+        has_progressed: whether the work has advanced in this call.
+        kept: whether this is not the first call.
+    """
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._advanced = False
-        self._sent_first = False
+        self.has_progressed = False
+        self._next: queue.SimpleQueue[tuple[Call | None, list[int]]] = queue.SimpleQueue()
         self.released = threading.Event()
+        self.clean_up: Callable[[], str] | None = None
+        self.lost_peer = self.kept = False
         threading.Thread(target=self._serve, name="footplate-heartbeat", daemon=True).start()
+
+    def next_call(self) -> tuple[Call | None, list[int]]:
+        """Tell the supervisor that this process is free. Wait for its next call; return None if it shall end."""
+        self.lost_peer = self._advanced = self.has_progressed = False
+        self.kept = True
+        self._send_surely(FREE)
+        return self._next.get()
+
+    def reusable(self, clean_up: Callable[[], str]) -> None:
+        """Note that the function may be called again."""
+        self.clean_up = clean_up
 
     def progressed(self) -> None:
         """Tell the supervisor at once the first time, and later with the next sign of life."""
         self._advanced = True
-        if not self._sent_first:
-            self._sent_first = True
+        if not self.has_progressed:
+            self.has_progressed = True
             self._send(PROGRESSED)
 
     def saved(self) -> None:
@@ -107,8 +210,12 @@ class SupervisorLink:
         self._send(SAVED)
 
     def report(self) -> None:
-        """Tell the supervisor that the report is in its payload. Waits for a supervisor that is suspended."""
-        while not self._send(REPORT):
+        """Tell the supervisor that the report is in its payload."""
+        self._send_surely(REPORT)
+
+    def _send_surely(self, byte: bytes) -> None:
+        """Send a byte. Waits for a supervisor that is suspended."""
+        while not self._send(byte):
             select.select([], [self._control], [], HEARTBEAT_S)
 
     def _send(self, byte: bytes) -> bool:
@@ -126,18 +233,31 @@ class SupervisorLink:
             advanced, self._advanced = self._advanced, False
             self._send(PROGRESSED if advanced else ALIVE)
             if select.select([self._control], [], [], HEARTBEAT_S)[0]:
-                if not self._receive():
+                received = self._receive()
+                if received is None:
                     os.killpg(os.getpgrp(), signal.SIGKILL)
-                self.released.set()
+                else:
+                    self._handle(*received)
 
-    def _receive(self) -> bool:
+    def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
         try:
-            return bool(self._control.recv(1))
+            return wire.receive(self._control)
         except OSError:
-            return False
+            return None
+
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        if message["do"] == "release":
+            self.released.set()
+        elif message["do"] == "call":
+            self.released.clear()
+            self._next.put((Call(**message["call"]), fds))
+        else:
+            self._next.put((None, []))
 
 
-def _run(payload_fd: int, report_fd: int, store: list[int], rank: int, kept_alive: list[Any]) -> Report:
+def _run(
+    payload_fd: int, report_fd: int, store: list[int], rank: int, kept_alive: list[Any], link: SupervisorLink
+) -> Report:
     """Call the function, and write a report of how it ended; return the report.
 
     `kept_alive` gets the objects that must outlive the call: the store.
@@ -152,6 +272,7 @@ def _run(payload_fd: int, report_fd: int, store: list[int], rank: int, kept_aliv
     except KeyboardInterrupt:
         return _write_report(report_fd, Report("stopped", time.monotonic(), 130), None)
     except BaseException as error:
+        link.lost_peer = failure.between_ranks(error)
         return _write_report(report_fd, _raised(error), error)
     return _write_report(report_fd, Report("returned", time.monotonic()), value if rank == 0 else None)
 
@@ -203,12 +324,11 @@ def _exit_code(end: SystemExit) -> int:
     return 1
 
 
-def _redirect(out: int, err: int) -> None:
-    """Make these the standard streams, written line by line. Standard input is empty."""
+def _open_streams() -> None:
+    """Make standard streams that are written line by line. Standard input is empty."""
     null = os.open(os.devnull, os.O_RDONLY)
-    for fd, standard_fd in ((null, 0), (out, 1), (err, 2)):
-        os.dup2(fd, standard_fd)
-        os.close(fd)
+    os.dup2(null, 0)
+    os.close(null)
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -217,8 +337,16 @@ def _redirect(out: int, err: int) -> None:
     faulthandler.enable()
 
 
+def _redirect(out: int, err: int) -> None:
+    """Let the standard streams write there."""
+    for fd, standard_fd in ((out, 1), (err, 2)):
+        os.dup2(fd, standard_fd)
+        os.close(fd)
+
+
 def _reseed() -> None:
-    """Seed NumPy's generator, so that forked processes don't draw the same numbers. Python's own does so itself."""
+    """Seed the generators of Python and NumPy, so that processes don't draw the same numbers."""
+    random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
 

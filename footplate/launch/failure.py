@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from footplate.core.errors import PeerLostError
+
 NOTICED_AFTER_S = 0.2
 LOST_AFTER_S = 60.0
 CONNECTION_S = 1.0
@@ -114,15 +116,26 @@ def of_exception(error: BaseException) -> str:
 def may_pass(error: BaseException) -> bool:
     """Return True if an exception is about something outside of the program: a connection, a disk, the other ranks.
 
-    A missing file doesn't count: mostly its name is wrong. Gloo raises its errors as plain RuntimeErrors, whose text begins
-    with the file in its source.
+    A missing file doesn't count: mostly its name is wrong.
 
     >>> may_pass(ConnectionRefusedError()), may_pass(FileNotFoundError()), may_pass(TypeError())
     (True, False, False)
     >>> may_pass(RuntimeError("[/build/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [192.0.2.2]:694."))
     True
     """
-    between_ranks = getattr(sys.modules.get("torch.distributed"), "DistError", OSError)
+    return between_ranks(error) or (isinstance(error, OSError) and not isinstance(error, LASTING))
+
+
+def between_ranks(error: BaseException) -> bool:
+    """Return True if an exception is about the connections between ranks, as when another rank has died.
+
+    Gloo raises its errors as plain RuntimeErrors, whose text begins with the file in its source.
+
+    >>> between_ranks(RuntimeError("[/build/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:694."))
+    True
+    >>> between_ranks(ConnectionResetError()), between_ranks(RuntimeError("Connection closed by peer"))
+    (False, False)
+    """
     if isinstance(error, RuntimeError) and re.match(r"\[\S*/gloo/\S+:\d+\]", str(error)):
         return True
-    return isinstance(error, (OSError, between_ranks)) and not isinstance(error, LASTING)
+    return isinstance(error, (PeerLostError, getattr(sys.modules.get("torch.distributed"), "DistError", PeerLostError)))

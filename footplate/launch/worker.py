@@ -1,4 +1,4 @@
-"""Functions for code that runs in a worker process: the attempt, the slot, a kept directory, progress, messages.
+"""Functions for code that runs in a worker process: the attempt, the slot, a kept directory, progress, reuse, messages.
 
 Outside a launch each of these is harmless, so code that uses them runs anywhere.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -29,14 +31,31 @@ class Link(Protocol):
         """Tell the supervisor that the work is saved."""
         ...
 
+    def reusable(self, clean_up: Callable[[], str]) -> None:
+        """Note that the function may be called again in this process."""
+        ...
+
 
 _link: Link | None = None
+# When this process was called again; None before that.
+_called_again_at: float | None = None
 
 
 def connect(link: Link) -> None:
     """Set the connection. The worker's bootstrap calls this once."""
     global _link
     _link = link
+
+
+def called_again() -> None:
+    """Note that another attempt begins in this process. The worker's bootstrap calls this."""
+    global _called_again_at
+    _called_again_at = time.monotonic()
+
+
+def kept_s() -> float | None:
+    """Seconds since this process was given to the present attempt; None if it was started for it."""
+    return None if _called_again_at is None else time.monotonic() - _called_again_at
 
 
 def inside() -> bool:
@@ -130,6 +149,19 @@ def saved() -> None:
     """
     if _link is not None:
         _link.saved()
+
+
+def reusable(clean_up: Callable[[], str]) -> None:
+    """Declare that the function may be called again in this process, after the loss of another rank (`process_reuse.py`).
+
+    Without this call, every attempt has new processes. `Trainer(devices=N)` calls it by itself.
+
+    Args:
+        clean_up: brings what the function has used, such as process groups, to the state before the call. It returns ""
+            if it could, or else why the process must end.
+    """
+    if _link is not None:
+        _link.reusable(clean_up)
 
 
 def log_to_driver(message: str) -> None:

@@ -179,7 +179,7 @@ class StepOptimizer:
 
 def wants_closure(optimizer: Optimizer) -> bool:
     """Return True if an optimizer can't step without evaluating the loss again (LBFGS)."""
-    return _steps_by_closure(type(optimizer))
+    return steps_by_closure(type(optimizer))
 
 
 def may_use_closure(optimizer: Optimizer) -> bool:
@@ -197,6 +197,7 @@ def may_use_closure(optimizer: Optimizer) -> bool:
 
 # Every step calls this function.
 @functools.cache
-def _steps_by_closure(kind: type[Optimizer]) -> bool:
+def steps_by_closure(kind: type[Optimizer]) -> bool:
+    """Return True if the `step` of a class of optimizers needs a closure."""
     closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

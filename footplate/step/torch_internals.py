@@ -45,7 +45,7 @@ _RECORDING = Optimizer.profile_hook_step(lambda: None).__code__  # pyright: igno
 def stepper(optimizer: Optimizer) -> Callable[[], Any]:
     """A function to call instead of `optimizer.step`."""
     recorded: Any = type(optimizer).step
-    if not _is_torchs(recorded):
+    if not is_torchs(recorded):
         return lambda: optimizer.step()
 
     bare = recorded.__wrapped__
@@ -89,7 +89,7 @@ def is_of_torch(optimizer: Optimizer) -> bool:
     recorded: Any = type(optimizer).step
     own = vars(optimizer).get("step")
     own_is_torchs = own is None or _counts_for_scheduler(own, recorded)
-    return _is_torchs(recorded) and own_is_torchs and not _has_hooks(optimizer)
+    return is_torchs(recorded) and own_is_torchs and not _has_hooks(optimizer)
 
 
 def note_step_for_scheduler(optimizer: Any) -> None:
@@ -107,7 +107,7 @@ def _has_hooks(optimizer: Optimizer) -> bool:
 
 
 @functools.cache
-def _is_torchs(step: Any) -> bool:
+def is_torchs(step: Any) -> bool:
     """Return True if the `step` of a class, and all that it wraps, are torch's code."""
     if getattr(step, "__code__", None) is not _RECORDING:
         return False

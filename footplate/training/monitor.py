@@ -27,6 +27,7 @@ from footplate.checkpoint.storage import to_place
 from footplate.core.errors import ConfigError
 from footplate.core.goodput import goodput
 from footplate.core.time_split import TimeSplit
+from footplate.launch import worker
 from footplate.monitoring import measures
 from footplate.monitoring.evidence import Evidence
 from footplate.monitoring.record import MonitorFile
@@ -114,7 +115,7 @@ class Monitor:
         self._file.add(
             "start", epoch=progress.epoch, step=progress.global_step, world_size=run.world.size,
             device=run.device.type, precision=run.precision.name, setup_s=sum(setup.values()),
-            process_s=measures.process_s(), job=job.identity(), attempt=_attempt(), total_steps=_total_steps(run),
+            process_s=_process_s(), job=job.identity(), attempt=_attempt(), total_steps=_total_steps(run),
             checkpoints=_checkpoints_elsewhere(run),
         )  # fmt: skip
 
@@ -314,6 +315,12 @@ class Monitor:
             memory_bytes=measures.peak_memory_bytes(),
             device_memory_bytes=measures.device_memory_bytes(run.device),
         )
+
+
+def _process_s() -> float | None:
+    """Return the seconds since this process began, or since it was given to this attempt."""
+    kept_s = worker.kept_s()
+    return measures.process_s() if kept_s is None else kept_s
 
 
 def _attempt() -> int | None:

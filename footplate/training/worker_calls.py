@@ -4,8 +4,9 @@
                                  trainer's arguments, model, data  ──►  a trainer of its own; fit(model, data)
                                  weights, metrics, callbacks       ◄──  rank 0: the results
 
-`footplate.launch` starts the processes and watches them. A call that fails is made again in fresh processes, and `fit` then
-continues from the newest checkpoint. With fewer ranks than before, global batches keep their size.
+`footplate.launch` starts the processes and watches them. A call that fails is made again, and `fit` then continues from the
+newest checkpoint. A rank that has failed gets a new process, and the other ranks keep theirs if they can (`reuse.py`). With
+fewer ranks than before, global batches keep their size.
 
 The results are the model's weights and buffers, the metrics, the progress, and the state of callbacks and loggers. Anything
 else that your code keeps in objects is lost with the processes.
@@ -32,10 +33,11 @@ from footplate.core.hooks import overrides
 from footplate.core.profile_requests import VARIABLE
 from footplate.distributed.meta_device import configure_layers
 from footplate.hardware.transfer import to_device
-from footplate.launch import Restarts, backends, launch
+from footplate.launch import Restarts, backends, launch, worker
 from footplate.launch.backends import Backend, Local
 from footplate.step.torch_internals import inside
 from footplate.training.config import TrainerConfig
+from footplate.training.reuse import TorchState
 from footplate.training.status import running
 
 if TYPE_CHECKING:
@@ -172,10 +174,14 @@ def _make(call: Call) -> Outcome | None:
     """Make the call in a rank."""
     from footplate.training.trainer import Trainer
 
+    state = TorchState()
     with warnings.catch_warnings():
         # The calling process has given these warnings already.
         warnings.simplefilter("ignore")
         trainer = Trainer(**vars(call.config))
+    # torch keeps groups of sharded parameters. NCCL would have to be aborted.
+    if trainer.accelerator.name == "cpu" and not trainer.parallel.sharded:
+        worker.reusable(state.clean_up)
     trainer.run.launch_id, trainer.run.job_fit = call.launch_id, call.job_fit
     trainer.own_callbacks, trainer.loggers = call.callbacks, call.loggers
     trainer.show_callbacks(call.callbacks)

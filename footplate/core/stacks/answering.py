@@ -59,6 +59,7 @@ handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {}
 
 _supported = sys.platform == "linux" and hasattr(os, "memfd_create")
 _progress_at: float | None = None
+_since_ns = 0  # collectives that are older belong to an earlier attempt
 _open: list[int] = []  # the descriptors of this process
 _childs_dump: list[int] = []  # the file of a forked child that has not called `answer`
 _thread: threading.Thread | None = None
@@ -136,6 +137,15 @@ def _stop() -> None:
         _thread = None
         faulthandler.unregister(SIGNAL)
         _close(_open)
+
+
+def begin_again() -> None:
+    """Answer under the present rank, and forget all that a former attempt of this process has left."""
+    global _progress_at, _since_ns
+    _stop()
+    handlers.clear()
+    _progress_at, _since_ns = None, time.time_ns()
+    answer()
 
 
 def progressed() -> None:
@@ -254,6 +264,8 @@ def collectives() -> list[dict[str, Any]]:
             continue
         with contextlib.suppress(ValueError, RuntimeError):
             for entry in json.loads(getattr(c10d, recorder)(True, False)).get("entries", []):
+                if entry["time_created_ns"] < _since_ns:
+                    continue
                 number, description = entry["process_group"]
                 latest[f"group {number}" if description in ("", "undefined") else description] = entry
     now_ns = time.time_ns()
