@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from footplate.core.errors import LaunchError as LaunchError
     from footplate.core.errors import MissingExtra as MissingExtra
     from footplate.core.errors import PackageError as PackageError
+    from footplate.core.errors import PeerLostError as PeerLostError
     from footplate.core.errors import Unavailable as Unavailable
     from footplate.core.goodput.run_ledger import goodput as goodput
     from footplate.core.rng import seed_everything as seed_everything
@@ -108,6 +109,7 @@ _HOMES = {
     "ModelSummary": "footplate.callbacks.summary",
     "Module": "footplate.training.module",
     "PackageError": "footplate.core.errors",
+    "PeerLostError": "footplate.core.errors",
     "Profiler": "footplate.training.profiler.settings",
     "ProgressBar": "footplate.callbacks.progress",
     "Report": "footplate.reporting.callback",

@@ -170,6 +170,7 @@ API = {
                 "DataError",
                 "CheckpointError",
                 "LaunchError",
+                "PeerLostError",
             ),
             *of("footplate", "PackageError", "MissingExtra"),
             "footplate.step.xla.capture.refusals.CaptureError",

@@ -76,6 +76,17 @@ class LaunchError(FootplateError):
     """
 
 
+class PeerLostError(ConnectionError):
+    """A rank has lost its connections to other ranks while they met: one of them has ended, or the network failed.
+
+    A call in several processes then begins another attempt. You see this error if none is left.
+
+    Examples:
+        >>> issubclass(fp.PeerLostError, ConnectionError)
+        True
+    """
+
+
 class PackageError(FootplateError):
     """A job's package that can't be packed or installed.
 
@@ -111,7 +122,3 @@ def did_you_mean(name: str, options: Iterable[object]) -> str:
     listed = f"There are: {', '.join(known)}."
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     return f'Did you mean "{near[0]}"? {listed}' if near else listed
-
-
-class PeerLostError(ConnectionError):
-    """A rank has lost its connections to other ranks while they met: one of them has ended, or the network failed."""
