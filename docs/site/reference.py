@@ -124,6 +124,7 @@ API = {
         "code that runs in its processes. Outside of them, they do no harm.",
         (
             "footplate.Runner",
+            "footplate.PeerLostError",
             *of("footplate.launch", "launch", "Restarts"),
             *of("footplate.launch.worker", "attempt", "inside", "kept", "log_to_driver", "progressed", "saved", "slot"),
         ),
@@ -170,7 +171,6 @@ API = {
                 "DataError",
                 "CheckpointError",
                 "LaunchError",
-                "PeerLostError",
             ),
             *of("footplate", "PackageError", "MissingExtra"),
             "footplate.step.xla.capture.refusals.CaptureError",
