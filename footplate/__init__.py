@@ -1,4 +1,4 @@
-"""Footplate: train PyTorch models on any hardware, straight from lakehouse tables, as jobs that survive anything.
+"""Footplate trains PyTorch models straight from lakehouse tables. A training that is killed goes on, bit for bit.
 
     import footplate as fp
 

@@ -53,7 +53,7 @@ def overview() -> str:
         [
             "usage: footplate COMMAND [arguments]",
             "",
-            "Train PyTorch models on any hardware, straight from lakehouse tables.",
+            "Train PyTorch models straight from lakehouse tables. A training that is killed goes on, bit for bit.",
             "",
             "commands:",
             *lines,
