@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import scheduling
 import slurm_cluster
-import template
 import torch
 from hypothesis import settings
 
@@ -42,7 +41,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # else Ray kills its own when others here use the memory
 torch.set_num_threads(1)
-template.install()
 
 # The same examples each time, so that the suite fails because of a change, not by chance. `make fuzz` draws others.
 settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)
