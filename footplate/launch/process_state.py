@@ -4,13 +4,12 @@ A process that is to run the function once more must look like a new one to it. 
 call. Afterwards
 
 1. `restore` sets what Python can set: variables, directory, signal handlers, streams, loggers, and so on;
-2. `forget_modules` takes the user's own modules out of `sys.modules`, so that the next call imports them anew. A flag or a
-   cache in one of them would otherwise tell this rank something else than a rank in a new process. Installed packages
-   stay;
-3. `remains` names what can't be taken back. Then the process must end: a thread or a child process that the function has
-   started, a module that can't be imported twice, or a module that something still refers to. The last one finds whatever
-   the user's code has registered with a library, such as a hook, a replaced function or an exit handler: it would be there
-   twice after the next import.
+2. `forget_modules` takes the user's own modules out of `sys.modules`. The next call imports them anew. Otherwise a flag or
+   a cache in such a module could have another value than in a rank with a new process. Installed packages stay;
+3. `remains` names what can't be taken back: a thread or a child process that the function has started, a module that can't
+   be imported twice, a module that something still refers to. Then the process must end. The reference to a module shows
+   what the user's code has registered with a library, such as a hook, a replaced function or an exit handler. After the
+   next import, it would be there twice.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ import importlib.machinery
 import logging
 import os
 import signal
-import site
 import socket
 import sys
-import sysconfig
 import threading
 import time
 import typing
@@ -35,6 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from footplate.core.identity.module_origin import installed_directories
 from footplate.core.stacks import answering
 
 # Time for threads that were asked to end.
@@ -173,14 +171,8 @@ class ProcessState:
         return thread not in self._threads and thread.name not in LASTING_THREADS
 
 
-def _installed() -> tuple[str, ...]:
-    """The folders of the standard library, of installed packages, and of Footplate."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = [sysconfig.get_path(name) for name in names] + site.getsitepackages() + [site.getusersitepackages()]
-    return tuple({f"{folder}/" for folder in (*folders, Path(__file__).parent.parent)})
-
-
-_INSTALLED = _installed()
+# The folders of the standard library, of installed packages, and of Footplate.
+_INSTALLED = tuple(f"{folder}/" for folder in (*installed_directories(), Path(__file__).parent.parent))
 
 
 def _loggers() -> Iterator[logging.Logger]:

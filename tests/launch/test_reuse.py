@@ -201,22 +201,6 @@ def replaces_a_function() -> None:
     import patching  # noqa: F401  # pyright: ignore[reportMissingImports]
 
 
-@pytest.mark.parametrize("act", [leaves_a_thread, leaves_a_process, replaces_a_function])
-def test_a_survivor_in_which_something_of_its_call_remains_is_replaced(act, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def work():
-        meet(tmp_path)
-        if attempt() == 0 and rank() == 1:
-            end()
-        if attempt() == 0:
-            act()
-        dist.barrier()
-
-    launch(work, world_size=2, restarts=PATIENT)
-    assert len(set(pids(tmp_path, 0))) == 2
-
-
 def raises_its_own_error() -> None:
     with contextlib.suppress(RuntimeError):
         dist.barrier()
@@ -229,8 +213,20 @@ def sleeps() -> None:
     time.sleep(600)
 
 
-@pytest.mark.parametrize("act", [raises_its_own_error, sleeps])
-def test_a_survivor_that_does_not_leave_its_call_because_of_the_loss_is_replaced(act, tmp_path):
+@pytest.mark.parametrize(
+    ("act", "restarts"),
+    [
+        (leaves_a_thread, PATIENT),
+        (leaves_a_process, PATIENT),
+        (replaces_a_function, PATIENT),
+        (raises_its_own_error, Restarts(peers_grace_s=1, max_delay_s=0.1)),
+        (sleeps, Restarts(peers_grace_s=1, max_delay_s=0.1)),
+    ],
+)
+def test_a_survivor_in_doubt_is_replaced(act, restarts, tmp_path, monkeypatch):
+    """Something of its call remains, or it doesn't leave the call because of the loss."""
+    monkeypatch.chdir(tmp_path)
+
     def work():
         meet(tmp_path)
         if attempt() == 0 and rank() == 1:
@@ -239,7 +235,7 @@ def test_a_survivor_that_does_not_leave_its_call_because_of_the_loss_is_replaced
             act()
         dist.barrier()
 
-    launch(work, world_size=2, restarts=Restarts(peers_grace_s=1, max_delay_s=0.1))
+    launch(work, world_size=2, restarts=restarts)
     assert len(set(pids(tmp_path, 0))) == 2
 
 

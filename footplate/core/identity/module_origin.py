@@ -13,6 +13,7 @@ import functools
 import importlib.machinery
 import importlib.metadata
 import platform
+import site
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -40,6 +41,19 @@ def origin_of(module: str) -> str | None:
     if path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()) and not _is_packages(path):
         return _python()
     return _installed(top, path) or _compiled(path)
+
+
+def package_directories() -> list[str]:
+    """The directories of the packages that are installed for this interpreter."""
+    directories = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    if site.ENABLE_USER_SITE:
+        directories.append(site.getusersitepackages())
+    return [path for path in dict.fromkeys(directories) if Path(path).is_dir()]
+
+
+def installed_directories() -> list[str]:
+    """The same, and those of Python's own modules."""
+    return [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *package_directories()]
 
 
 @functools.cache

@@ -22,13 +22,13 @@ import os
 import signal
 import socket
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from footplate.core.identity.module_origin import installed_directories
 from footplate.core.version import LIBRARY
 from footplate.jobs.fork_server.environment import Marker, reads_of
 from footplate.jobs.fork_server.programs import Origin, Programs, use
@@ -96,15 +96,10 @@ def main(config: Config) -> None:
 def _import(config: Config) -> None:
     for name in _SUPERVISOR:
         importlib.import_module(name)
-    directories = [*config.installed, *_own_directories(), f"{LIBRARY}/footplate"]
+    directories = [*config.installed, *installed_directories(), f"{LIBRARY}/footplate"]
     for name in config.names:
         if _is_installed(name.partition(".")[0], directories):
             _import_name(name)
-
-
-def _own_directories() -> list[str]:
-    paths = sysconfig.get_paths()
-    return [paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 def _is_installed(package: str, directories: Sequence[str]) -> bool:

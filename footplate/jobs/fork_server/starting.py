@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from footplate.core.identity.module_origin import package_directories
 from footplate.jobs.execution import Execution
 from footplate.jobs.fork_server.environment import placeholder
 from footplate.jobs.fork_server.imports import imported_names
@@ -105,7 +106,6 @@ def is_supported() -> bool:
 def main(name: str) -> None:
     """Install the package of a tuning, and become its fork server."""
     from footplate.jobs.backends.local.members import base_environment, directory_of, installed
-    from footplate.jobs.package.virtualenv import our_packages
     from footplate.jobs.store import open_store
 
     home = Home.from_env()
@@ -125,7 +125,7 @@ def main(name: str) -> None:
         source=source,
         locks=[str(hold.path) for hold in package.holds],
         names=imported_names([module, *job.plan["tuning"].get("imports", ())], Path(source or os.devnull)),
-        installed=our_packages(),
+        installed=package_directories(),
         library=execution.library,
         programs=sum(role.count for role in execution.replicas),
     )

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from footplate.core.identity.module_origin import package_directories
 from footplate.core.version import LIBRARY
 from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.package.requirements import needed
 from footplate.jobs.package.snapshots import PACKAGES, SOURCE, Snapshot
 from footplate.jobs.package.unpacking import unpack
-from footplate.jobs.package.virtualenv import Wanted, environment, our_packages
+from footplate.jobs.package.virtualenv import Wanted, environment
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _ready(directory: Path, hold: Hold, home: Path, log: TextIO) -> Installed:
         python, environment_hold = environment(wanted, home, log)
         holds = (hold, environment_hold)
     path = [str(source)] if source.is_dir() else []
-    return Installed(python, {"PYTHONPATH": os.pathsep.join([*path, *_own_library(our_packages())])}, holds)
+    return Installed(python, {"PYTHONPATH": os.pathsep.join([*path, *_own_library(package_directories())])}, holds)
 
 
 def _own_library(installed: Iterable[str]) -> list[str]:

@@ -22,10 +22,8 @@ import json
 import os
 import re
 import shutil
-import site
 import subprocess
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ from pathlib import Path
 from typing import TextIO
 
 from footplate.core.errors import PackageError
+from footplate.core.identity.module_origin import package_directories
 from footplate.jobs.package.environment_locks import Hold
 from footplate.jobs.package.requirements import MAIN, is_list, users_environ
 
@@ -71,7 +70,7 @@ class Wanted:
         contents = [
             (path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in (*lists, *self.distributions)
         ]
-        parts = [contents, list(self.needed), sys.version, sys.executable, our_packages()]
+        parts = [contents, list(self.needed), sys.version, sys.executable, package_directories()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -112,7 +111,7 @@ def environment(wanted: Wanted, home: Path, log: TextIO) -> tuple[Path, Hold]:
 def _create(directory: Path, python: Path, log: TextIO, lock: int) -> None:
     # If our own packages include pip, the .pth file makes it available. Don't use find_spec: setuptools takes a search for
     # pip as a sign that pip runs, and then can't be imported in this process.
-    own_pip = any(Path(packages, "pip").is_dir() for packages in our_packages())
+    own_pip = any(Path(packages, "pip").is_dir() for packages in package_directories())
     command = [sys.executable, "-m", "venv", *(["--without-pip"] if own_pip else []), str(directory)]
     code, output = _run(command, log, lock)
     if code:
@@ -123,16 +122,8 @@ def _create(directory: Path, python: Path, log: TextIO, lock: int) -> None:
         text=True,
         check=True,
     ).stdout.strip()
-    lines = [f"import site; site.addsitedir({directory!r})" for directory in our_packages()]
+    lines = [f"import site; site.addsitedir({directory!r})" for directory in package_directories()]
     (Path(packages) / "_footplate_outer.pth").write_text("\n".join(lines) + "\n")
-
-
-def our_packages() -> list[str]:
-    """The directories of the packages that are installed for the running interpreter."""
-    directories = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    if site.ENABLE_USER_SITE:
-        directories.append(site.getusersitepackages())
-    return [path for path in dict.fromkeys(directories) if Path(path).is_dir()]
 
 
 def _install(python: Path, wanted: Wanted, log: TextIO, lock: int) -> None:

@@ -94,6 +94,17 @@ def test_a_supervisor_may_be_killed_at_any_write_and_no_trial_is_lost_or_repeate
     assert kill_at > 10
 
 
+def resubmitted(bench: Bench) -> Tuned:
+    """The tuning after its cancellation has ended and it was submitted again."""
+    now = time.time()
+    bench.jobs.store.move("tuned", State.RUNNING, State.CANCELLING, now)
+    bench.jobs.store.move("tuned", State.CANCELLING, State.CANCELLED, now, ended=now)
+    bench.jobs.resubmit("tuned")
+    again = Tuned(bench)
+    again.move_on()
+    return again
+
+
 def repair(tuning: Tuned) -> None:
     """Bring the job of a trial to the end that the kill of the test, which also plays the trials, has interrupted."""
     for trial in tuning.trials:
@@ -252,12 +263,7 @@ def test_a_stop_cancels_the_trials_and_a_resubmission_continues_them(still: Benc
     still.jobs.store.move("tuned_trial_2", State.CANCELLING, State.CANCELLED, time.time(), ended=time.time())
     tuning.move_on()
     assert (tuning.states, tuning.attempt.over) == (["PAUSED"] * 3, True)
-    now = time.time()
-    still.jobs.store.move("tuned", State.RUNNING, State.CANCELLING, now)
-    still.jobs.store.move("tuned", State.CANCELLING, State.CANCELLED, now, ended=now)
-    still.jobs.resubmit("tuned")
-    again = Tuned(still)
-    again.move_on()
+    again = resubmitted(still)
     assert again.states == ["ACTIVE"] * 3
     assert {still.jobs.store.state(trial.job) for trial in again.trials} == {State.QUEUED}
     to_the_end(again)
@@ -369,12 +375,7 @@ def test_a_tuning_that_is_cancelled_keeps_its_paused_trials(still: Bench):
         tuning.end(number, State.CANCELLED)
     tuning.move_on()
     assert (tuning.states, tuning.attempt.over) == (["PAUSED"] * 4, True)
-    now = time.time()
-    still.jobs.store.move("tuned", State.RUNNING, State.CANCELLING, now)
-    still.jobs.store.move("tuned", State.CANCELLING, State.CANCELLED, now, ended=now)
-    still.jobs.resubmit("tuned")
-    again = Tuned(still)
-    again.move_on()
+    again = resubmitted(still)
     assert again.states == ["PAUSED", "PAUSED", "ACTIVE", "ACTIVE"]
 
 
