@@ -143,11 +143,11 @@ def test_a_python_loop_in_the_model(advised):
 
 
 class Sorts(Deep):
-    """Has NumPy sort numbers between two layers."""
+    """Has NumPy sort numbers between two layers, for longer than another program interrupts a step."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x = self.net(batch[0])
-        order = np.sort(np.random.default_rng(0).random(100_000))
+        order = np.sort(np.random.default_rng(0).random(1_000_000))
         return x.square().mean() * order[0]
 
 
