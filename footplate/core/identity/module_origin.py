@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.machinery
 import importlib.metadata
 import platform
@@ -18,8 +19,6 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
-
-from footplate.core.hashing import hashed
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -80,7 +79,7 @@ def _installed(top: str, path: Path) -> str | None:
 def _compiled(path: Path) -> str | None:
     """Return the name and hash of a file of compiled code; None for another file."""
     is_compiled = path.name.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))
-    return f"{path.name} {hashed(path.read_bytes())}" if is_compiled else None
+    return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:32]}" if is_compiled else None
 
 
 def _lists(distribution: importlib.metadata.Distribution, path: Path) -> bool:
