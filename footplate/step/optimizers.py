@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from footplate.core.errors import ConfigError, did_you_mean
+from footplate.step.torch_internals import delay_compiler
 
 
 @dataclass
@@ -57,6 +58,7 @@ def configure(module: Any) -> tuple[list[Optimizer], list[SchedulerConfig]]:
     Raises:
         ConfigError: an unknown form, a scheduler of an optimizer that wasn't returned, or a missing `monitor`.
     """
+    delay_compiler()
     returned = module.configure_optimizers()
     optimizers, schedulers, monitor = _parse(returned, type(module).__name__)
     configs = [_scheduler_config(scheduler, monitor) for scheduler in schedulers]

@@ -1,8 +1,9 @@
 """Private names of torch that the eager step uses, each behind a function.
 
 1. The calls of an optimizer, without the records that torch makes of them for a profiler (`stepper`, `clearer`).
-2. Modules that come out of `torch.compile(module)`: the module inside, and compilation in place.
-3. Conversion of a module's tensors that leaves complex ones alone.
+2. The import of torch's compiler, which training without `torch.compile` doesn't need (`delay_compiler`).
+3. Modules that come out of `torch.compile(module)`: the module inside, and compilation in place.
+4. Conversion of a module's tensors that leaves complex ones alone.
 
 **The optimizer's fast path.** torch opens and closes a record around `step` and `zero_grad`, with or without a
 profiler: 38 of the 218 µs of a step of a tiny model. `stepper` and `clearer` return calls that do the same without the
@@ -16,11 +17,20 @@ record. They make the optimizer's own call if anything about the optimizer is no
 - A profiler is running.
 
 Each of these may change during training, so each call checks them again.
+
+**The compiler.** `torch._dynamo` and what it needs are 800 modules. Their import takes as long as that of torch, and torch
+does it when the first optimizer is made. It does so for two reasons:
+
+- Four methods of `Optimizer` tell the compiler to pass over them. As long as nothing has imported the compiler, there is
+  nothing to tell, and `delay_compiler` lets these methods run as they are.
+- `Optimizer.step` tells the compiler to begin a new graph. The compiler never sees the steps of `stepper`, which leave
+  that out.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.abc
 import inspect
 import itertools
 import sys
@@ -32,14 +42,21 @@ from typing import Any
 import torch
 from torch.autograd import _profiler_enabled  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    _use_grad_for_differentiable,
+)
 
 _ZERO_GRAD = Optimizer.zero_grad
+_IN_ITS_PLACE = "__dynamo_disable"  # torch/_compile.py
 _OPTIM_FOLDER = str(Path(torch.optim.__file__).parent)
 _NO_GRAD_FILE = torch.no_grad.__call__.__code__.co_filename
 
 # The code of the function that torch puts around each class's `step`: it makes the record and calls the hooks.
 _RECORDING = Optimizer.profile_hook_step(lambda: None).__code__  # pyright: ignore[reportFunctionMemberAccess]
+# The code of the function between that and the class's own: it turns gradients off.
+_SETTING_GRADIENTS = _use_grad_for_differentiable(lambda: None).__code__  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def stepper(optimizer: Optimizer) -> Callable[[], Any]:
@@ -48,7 +65,7 @@ def stepper(optimizer: Optimizer) -> Callable[[], Any]:
     if not is_torchs(recorded):
         return lambda: optimizer.step()
 
-    bare = recorded.__wrapped__
+    bare = _without_new_graph(recorded.__wrapped__)
     attributes = vars(optimizer)
     # The attribute `step` that may be passed over: none, or the counter of a scheduler.
     trusted: Any = None
@@ -58,15 +75,31 @@ def stepper(optimizer: Optimizer) -> Callable[[], Any]:
         if type(optimizer).step is not recorded or _has_hooks(optimizer) or _profiler_enabled():
             return optimizer.step()
         replaced = attributes.get("step")
-        if replaced is trusted:
-            return bare(optimizer)
-
-        # A scheduler's counter must see one step. After that it may be passed over.
-        if _counts_for_scheduler(replaced, recorded):
+        if replaced is not trusted:
+            if not _counts_for_scheduler(replaced, recorded):
+                return optimizer.step()
+            note_step_for_scheduler(optimizer)
             trusted = replaced
-        return optimizer.step()
+        return bare(optimizer)
 
     return step
+
+
+def _without_new_graph(step: Any) -> Callable[[Optimizer], Any]:
+    """What the `step` of a class of torch does around its own code, except for the compiler."""
+    if step.__code__ is not _SETTING_GRADIENTS:
+        return step
+    own = step.__wrapped__
+
+    def without_new_graph(optimizer: Optimizer) -> Any:
+        enabled = torch.is_grad_enabled()
+        torch.set_grad_enabled(optimizer.defaults["differentiable"])
+        try:
+            return own(optimizer)
+        finally:
+            torch.set_grad_enabled(enabled)
+
+    return without_new_graph
 
 
 def clearer(optimizer: Optimizer) -> Callable[[], Any]:
@@ -127,6 +160,32 @@ def _counts_for_scheduler(step: Any, recorded: Any) -> bool:
 
 
 # torch.compile
+
+
+def delay_compiler() -> None:
+    """Let torch import its compiler when something is compiled, not when an optimizer is made."""
+    if "torch._dynamo" not in sys.modules and not any(isinstance(finder, _CompilerImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _CompilerImport())
+
+
+class _CompilerImport(importlib.abc.MetaPathFinder):
+    """Finds no module. The import system asks it for each, so it knows when the compiler is imported.
+
+    torch keeps, beside a method that the compiler must pass over, what to call in its place. Until that import, it is the
+    method itself.
+    """
+
+    def __init__(self) -> None:
+        passed_over = (Optimizer.add_param_group, Optimizer.zero_grad, Optimizer.state_dict, Optimizer.load_state_dict)
+        self._methods = [method.__wrapped__ for method in passed_over if hasattr(method, "__wrapped__")]
+        for method in self._methods:
+            vars(method).setdefault(_IN_ITS_PLACE, method)
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "torch._dynamo":
+            for method in self._methods:
+                if vars(method).get(_IN_ITS_PLACE) is method:
+                    del vars(method)[_IN_ITS_PLACE]
 
 
 def inside(model: Any) -> Any:

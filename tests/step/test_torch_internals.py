@@ -1,8 +1,11 @@
 """An optimizer is stepped and cleared without torch's profiler records, with no other difference."""
 
 import functools
+import subprocess
+import sys
 import types
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from footplate.step.torch_internals import clearer, stepper
 
+TESTS = Path(__file__).parents[1]
 NAMES = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"]
 
 
@@ -269,3 +273,38 @@ def test_hooks_in_a_dictionary_that_was_replaced_are_called():
     optimizer.__setstate__({**optimizer.__getstate__(), "_optimizer_step_post_hooks": {0: lambda *_: called.append(1)}})
     losses(weight, step, clearer(optimizer), steps=1)
     assert called == [1]
+
+
+WITHOUT_COMPILER = """
+import sys
+import torch
+from torch.optim.lr_scheduler import StepLR
+import footplate as fp
+from models.small import Classifier, loader
+
+class Scheduled(Classifier):
+    def configure_optimizers(self):
+        optimizer = getattr(torch.optim, sys.argv[1])(self.parameters(), lr=0.01)
+        return [optimizer], [StepLR(optimizer, 1)]
+
+for epochs in 1, 2:
+    trainer = fp.Trainer(max_epochs=epochs, accelerator="cpu", default_root_dir=sys.argv[2])
+    trainer.fit(Scheduled(), loader(), loader(), ckpt_path="last" if epochs == 2 else None)
+assert trainer.global_step == 24
+assert "torch._dynamo" not in sys.modules, "training imported the compiler"
+
+optimizer = trainer.optimizers[0]
+torch.compile(optimizer.zero_grad, backend="eager")()
+optimizer.load_state_dict(optimizer.state_dict())
+optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+for name in "zero_grad", "load_state_dict", "state_dict", "add_param_group":
+    method = getattr(torch.optim.Optimizer, name).__wrapped__
+    assert vars(method)["__dynamo_disable"]._torchdynamo_disable, name
+"""
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_training_imports_no_compiler_and_a_later_import_tells_it_what_to_pass_over(name, tmp_path):
+    program = [sys.executable, "-c", WITHOUT_COMPILER, name, str(tmp_path)]
+    ended = subprocess.run(program, capture_output=True, text=True, cwd=TESTS, check=False)
+    assert ended.returncode == 0, ended.stderr
