@@ -82,8 +82,8 @@ def estimator(
     return Estimator(function, model_dir, config, {"lr": 5e-3}, warm_start_from)
 
 
-def weights(one: Estimator) -> dict[str, torch.Tensor]:
-    return checkpoint.load(one.latest_checkpoint())["state_dict"]
+def weights(classifier: Estimator) -> dict[str, torch.Tensor]:
+    return checkpoint.load(classifier.latest_checkpoint())["state_dict"]
 
 
 def saved(model_dir: Path) -> set[str]:
@@ -91,18 +91,18 @@ def saved(model_dir: Path) -> set[str]:
 
 
 def test_it_learns_and_says_how_well(inputs, tmp_path):
-    one = estimator(tmp_path)
-    assert one.train(inputs, steps=60) is one
-    found = one.evaluate(lambda: inputs(shuffle=False))
-    assert found.keys() == {"loss", "accuracy", "global_step"}
-    assert found["global_step"] == 60
-    assert found["accuracy"] > 0.6
+    classifier = estimator(tmp_path)
+    assert classifier.train(inputs, steps=60) is classifier
+    metrics = classifier.evaluate(lambda: inputs(shuffle=False))
+    assert metrics.keys() == {"loss", "accuracy", "global_step"}
+    assert metrics["global_step"] == 60
+    assert metrics["accuracy"] > 0.6
 
 
 def test_the_first_call_that_makes_the_modules_leaves_no_trace_in_them(inputs, tmp_path):
-    one = estimator(tmp_path)
-    one._prepare(ModeKeys.TRAIN, inputs)
-    net = one._model.parts["net"]
+    classifier = estimator(tmp_path)
+    classifier._prepare(ModeKeys.TRAIN, inputs)
+    net = classifier._model.parts["net"]
     assert torch.equal(net[1].running_mean, torch.zeros(32))
     assert int(net[1].num_batches_tracked) == 0
     assert net.training
@@ -110,9 +110,9 @@ def test_the_first_call_that_makes_the_modules_leaves_no_trace_in_them(inputs, t
 
 
 def test_nor_does_the_call_that_makes_those_of_another_mode(inputs, tmp_path):
-    one = estimator(tmp_path)
-    train_and_evaluate(one, TrainSpec(inputs, max_steps=4), EvalSpec(inputs, steps=1))
-    assert int(weights(one)["parts.net.1.num_batches_tracked"]) == 4
+    classifier = estimator(tmp_path)
+    train_and_evaluate(classifier, TrainSpec(inputs, max_steps=4), EvalSpec(inputs, steps=1))
+    assert int(weights(classifier)["parts.net.1.num_batches_tracked"]) == 4
 
 
 def test_modules_are_in_training_mode_though_the_call_that_made_them_failed(inputs, tmp_path):
@@ -122,10 +122,10 @@ def test_modules_are_in_training_mode_though_the_call_that_made_them_failed(inpu
             raise ValueError("once")
         return spec
 
-    one = Estimator(failing, tmp_path, params={"lr": 0.1, "fails": True})
+    classifier = Estimator(failing, tmp_path, params={"lr": 0.1, "fails": True})
     with pytest.raises(ValueError, match="once"):
-        one._prepare(ModeKeys.TRAIN, inputs)
-    assert all(module.training for module in one._model.modules())
+        classifier._prepare(ModeKeys.TRAIN, inputs)
+    assert all(module.training for module in classifier._model.modules())
 
 
 def test_a_seed_of_an_estimator_is_no_other_trainers(inputs, tmp_path, monkeypatch):
@@ -135,13 +135,13 @@ def test_a_seed_of_an_estimator_is_no_other_trainers(inputs, tmp_path, monkeypat
 
 
 def test_steps_add_up_and_max_steps_is_a_place_to_stop(inputs, tmp_path):
-    one = estimator(tmp_path)
-    one.train(inputs, steps=7).train(inputs, steps=5)
-    assert one.global_step == 12
-    one.train(inputs, max_steps=12)
-    assert one.global_step == 12
-    one.train(inputs, max_steps=15)
-    assert one.global_step == 15
+    classifier = estimator(tmp_path)
+    classifier.train(inputs, steps=7).train(inputs, steps=5)
+    assert classifier.global_step == 12
+    classifier.train(inputs, max_steps=12)
+    assert classifier.global_step == 12
+    classifier.train(inputs, max_steps=15)
+    assert classifier.global_step == 15
 
 
 def test_checkpoints_are_named_by_global_step(inputs, tmp_path):
@@ -166,23 +166,23 @@ def test_another_process_goes_on_where_the_directory_stands_bit_for_bit(inputs, 
 
 
 def test_without_a_number_of_steps_the_data_is_gone_through_once(inputs, tmp_path):
-    one = estimator(tmp_path).train(inputs)
-    assert one.global_step == 20
-    assert one.train(inputs).global_step == 40
+    classifier = estimator(tmp_path).train(inputs)
+    assert classifier.global_step == 20
+    assert classifier.train(inputs).global_step == 40
 
 
 def test_a_pass_that_was_begun_is_ended(inputs, tmp_path):
-    one = estimator(tmp_path).train(inputs, steps=13)
-    assert one.train(inputs).global_step == 20
+    classifier = estimator(tmp_path).train(inputs, steps=13)
+    assert classifier.train(inputs).global_step == 20
 
 
 def test_predictions_come_row_by_row_or_in_batches(inputs, tmp_path):
-    one = estimator(tmp_path).train(inputs, steps=20)
+    classifier = estimator(tmp_path).train(inputs, steps=20)
     data = lambda: [batch[0] for batch in inputs(shuffle=False)]  # noqa: E731
-    rows = list(one.predict(data, predict_keys=["class"]))
+    rows = list(classifier.predict(data, predict_keys=["class"]))
     assert len(rows) == 1000
     assert rows[0].keys() == {"class"}
-    batches = list(one.predict(data, yield_single_examples=False))
+    batches = list(classifier.predict(data, yield_single_examples=False))
     assert len(batches) == 20
     assert torch.equal(torch.stack([row["class"] for row in rows]), torch.cat([batch["class"] for batch in batches]))
 
@@ -196,8 +196,8 @@ def test_a_fresh_process_evaluates_and_predicts_from_the_directory(inputs, tmp_p
 
 
 def test_an_older_checkpoint_can_be_asked_for(inputs, tmp_path):
-    one = estimator(tmp_path).train(inputs, steps=20)
-    older = one.evaluate(inputs, checkpoint_path=tmp_path / "checkpoints/model-10.ckpt")
+    classifier = estimator(tmp_path).train(inputs, steps=20)
+    older = classifier.evaluate(inputs, checkpoint_path=tmp_path / "checkpoints/model-10.ckpt")
     assert older["global_step"] == 10
 
 
@@ -205,8 +205,8 @@ def test_training_begins_anew_also_after_another_checkpoint_was_evaluated(inputs
     other = estimator(tmp_path / "other").train(inputs, steps=10).latest_checkpoint()
     looked, plain = estimator(tmp_path / "looked"), estimator(tmp_path / "plain")
     looked.evaluate(inputs, checkpoint_path=other)
-    for one in (looked, plain):
-        one.train(inputs, steps=5)
+    for classifier in (looked, plain):
+        classifier.train(inputs, steps=5)
     assert all(torch.equal(value, weights(plain)[name]) for name, value in weights(looked).items())
 
 
@@ -220,10 +220,10 @@ def test_train_and_evaluate_measures_at_every_checkpoint_and_goes_on_when_called
 
     seen = Seen()
     spec = EvalSpec(lambda: inputs(shuffle=False), steps=None)
-    one = estimator(tmp_path)
-    metrics = train_and_evaluate(one, TrainSpec(inputs, max_steps=30, hooks=(seen,)), spec)
+    classifier = estimator(tmp_path)
+    metrics = train_and_evaluate(classifier, TrainSpec(inputs, max_steps=30, hooks=(seen,)), spec)
     assert seen.at == [10, 20, 30]
-    assert metrics == one.evaluate(lambda: inputs(shuffle=False))
+    assert metrics == classifier.evaluate(lambda: inputs(shuffle=False))
     assert train_and_evaluate(estimator(tmp_path), TrainSpec(inputs, max_steps=40), spec)["global_step"] == 40
     assert train_and_evaluate(estimator(tmp_path), TrainSpec(inputs, max_steps=40), spec)["global_step"] == 40
 
@@ -244,22 +244,24 @@ def test_exporters_get_every_evaluated_checkpoint_and_training_goes_on_as_withou
     told, receiver = Told(), lambda: images.tensors[0][:4]
     exporters = [LatestExporter("latest", receiver, exports_to_keep=2), FinalExporter("final", receiver), told]
     data = lambda: inputs(shuffle=False)  # noqa: E731
-    one, plain = estimator(tmp_path / "one"), estimator(tmp_path / "plain")
-    metrics = train_and_evaluate(one, TrainSpec(inputs, max_steps=22), EvalSpec(data, steps=None, exporters=exporters))
+    classifier, plain = estimator(tmp_path / "one"), estimator(tmp_path / "plain")
+    metrics = train_and_evaluate(
+        classifier, TrainSpec(inputs, max_steps=22), EvalSpec(data, steps=None, exporters=exporters)
+    )
     train_and_evaluate(plain, TrainSpec(inputs, max_steps=22), EvalSpec(data, steps=None))
-    assert all(torch.equal(value, weights(plain)[name]) for name, value in weights(one).items())
+    assert all(torch.equal(value, weights(plain)[name]) for name, value in weights(classifier).items())
 
     steps = [(path.name, result["global_step"], final) for _, path, result, final in told.calls]
     assert steps == [(f"model-{step}.ckpt", step, step == 22) for step in (10, 20, 22)]
     assert {path for path, *_ in told.calls} == {tmp_path / "one/export/told"}
-    assert told.calls[1][2] == one.evaluate(data, checkpoint_path=tmp_path / "one/checkpoints/model-20.ckpt")
+    assert told.calls[1][2] == classifier.evaluate(data, checkpoint_path=tmp_path / "one/checkpoints/model-20.ckpt")
     assert told.calls[-1][2] == metrics
 
     files = {name: sorted((tmp_path / "one/export" / name).glob("*/model.pt2")) for name in ("latest", "final")}
     assert (len(files["latest"]), len(files["final"])) == (2, 1)
     rows = images.tensors[0][:50]
     before, last = (torch.export.load(path).module()(rows)["logits"] for path in files["latest"])
-    expected = next(one.predict(lambda: [rows], yield_single_examples=False))["logits"]
+    expected = next(classifier.predict(lambda: [rows], yield_single_examples=False))["logits"]
     assert torch.equal(last, expected)
     assert torch.equal(torch.export.load(files["final"][0]).module()(rows)["logits"], expected)
     assert not torch.equal(before, last)
@@ -292,8 +294,8 @@ def test_exporters_are_called_in_one_of_several_processes(images, tmp_path):
         return DataLoader(images, 50)
 
     spec = EvalSpec(input_fn, steps=4, exporters=LatestExporter("latest", lambda: images.tensors[0][:4]))
-    one = estimator(tmp_path, devices=2)
-    metrics = train_and_evaluate(one, TrainSpec(input_fn, max_steps=15), spec)
+    classifier = estimator(tmp_path, devices=2)
+    metrics = train_and_evaluate(classifier, TrainSpec(input_fn, max_steps=15), spec)
     assert metrics["global_step"] == 15
     assert len(list((tmp_path / "export/latest").iterdir())) == 2
 
@@ -310,12 +312,12 @@ def wider_model_fn(features, labels, mode, params):
 
 def test_training_begins_with_the_weights_of_another_estimator(inputs, tmp_path):
     other = estimator(tmp_path / "other").train(inputs, steps=30)
-    one = estimator(tmp_path / "one", warm_start_from=tmp_path / "other", log_every_n_steps=1)
-    one.train(inputs, steps=1)
-    assert one.global_step == 1
+    classifier = estimator(tmp_path / "one", warm_start_from=tmp_path / "other", log_every_n_steps=1)
+    classifier.train(inputs, steps=1)
+    assert classifier.global_step == 1
     near, far = (
-        (weights(one)["parts.net.4.weight"] - weights(found)["parts.net.4.weight"]).abs().max()
-        for found in (other, estimator(tmp_path / "fresh").train(inputs, steps=1))
+        (weights(classifier)["parts.net.4.weight"] - weights(each)["parts.net.4.weight"]).abs().max()
+        for each in (other, estimator(tmp_path / "fresh").train(inputs, steps=1))
     )
     assert near <= 0.011 < far  # a step of AdamW with lr=5e-3, against thirty
     again = estimator(tmp_path / "one", warm_start_from="nowhere").train(inputs, steps=1)
@@ -327,9 +329,9 @@ def test_some_weights_may_be_taken_under_the_names_that_they_had(inputs, tmp_pat
     names = {f"hidden.{place}": f"net.{place}" for place in ("0.weight", "0.bias", "1.weight", "1.bias")}
     names |= {f"hidden.1.{name}": f"net.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
     settings = WarmStartSettings(path, ["hidden"], names)
-    one = estimator(tmp_path / "one", wider_model_fn, warm_start_from=settings).train(inputs, steps=1)
-    assert int(weights(one)["parts.hidden.1.num_batches_tracked"]) == 31
-    assert weights(one)["parts.head.weight"].shape == (20, 32)
+    classifier = estimator(tmp_path / "one", wider_model_fn, warm_start_from=settings).train(inputs, steps=1)
+    assert int(weights(classifier)["parts.hidden.1.num_batches_tracked"]) == 31
+    assert weights(classifier)["parts.head.weight"].shape == (20, 32)
 
 
 HEAD = {"head.weight": "net.4.weight", "head.bias": "net.4.bias"}
@@ -366,11 +368,11 @@ def test_a_checkpoint_of_other_params_is_told_by_its_shapes(inputs, tmp_path):
 
 
 def test_the_exported_file_predicts_without_the_model_fn(inputs, images, tmp_path):
-    one = estimator(tmp_path).train(inputs, steps=10)
-    path = one.export_saved_model(tmp_path / "export", lambda: images.tensors[0][:4])
+    classifier = estimator(tmp_path).train(inputs, steps=10)
+    path = classifier.export_saved_model(tmp_path / "export", lambda: images.tensors[0][:4])
     assert path.name == "model.pt2"
     served = torch.export.load(path).module()(images.tensors[0][:37])
-    expected = torch.stack([row["class"] for row in one.predict(lambda: [images.tensors[0][:37]])])
+    expected = torch.stack([row["class"] for row in classifier.predict(lambda: [images.tensors[0][:37]])])
     assert torch.equal(served["class"], expected)
 
 
@@ -394,7 +396,7 @@ def test_a_tpu_estimator_makes_several_steps_in_a_call_and_hands_batch_sizes_to_
 
     class Calls(fp.Callback):
         def on_train_end(self, trainer, pl_module):
-            self.steps = max(one.steps for one in trainer.step.compilations)
+            self.steps = max(compilation.steps for compilation in trainer.step.compilations)
 
     calls = Calls()
     config = RunConfig(
@@ -402,13 +404,15 @@ def test_a_tpu_estimator_makes_several_steps_in_a_call_and_hands_batch_sizes_to_
         tpu_config=TPUConfig(iterations_per_loop=5, num_shards=2),
         trainer={**QUIET, "accelerator": "xla", "devices": 2},
     )
-    one = TPUEstimator(tpu_model_fn, tmp_path, config, train_batch_size=40, eval_batch_size=100, predict_batch_size=20)
-    one.train(input_fn, steps=50, hooks=[calls])
-    found = one.evaluate(input_fn)
+    classifier = TPUEstimator(
+        tpu_model_fn, tmp_path, config, train_batch_size=40, eval_batch_size=100, predict_batch_size=20
+    )
+    classifier.train(input_fn, steps=50, hooks=[calls])
+    metrics = classifier.evaluate(input_fn)
     assert calls.steps == 5
-    assert found["global_step"] == 50
-    assert found["accuracy"] > 0.6
-    assert next(one.predict(input_fn)).shape == (10,)
+    assert metrics["global_step"] == 50
+    assert metrics["accuracy"] > 0.6
+    assert next(classifier.predict(input_fn)).shape == (10,)
     assert asked == [40, 40, 100, 100, 20, 20]
 
 
@@ -420,12 +424,14 @@ def test_a_tpu_estimators_batch_size_is_that_of_the_mode(inputs, tmp_path):
         return model_fn(features, labels, mode, params)
 
     config = RunConfig(trainer=QUIET)
-    one = TPUEstimator(asking, tmp_path, config, {"lr": 0.1}, use_tpu=False, train_batch_size=50, predict_batch_size=25)
-    one.train(inputs, steps=1).evaluate(inputs, steps=1)
-    next(one.predict(inputs))
+    classifier = TPUEstimator(
+        asking, tmp_path, config, {"lr": 0.1}, use_tpu=False, train_batch_size=50, predict_batch_size=25
+    )
+    classifier.train(inputs, steps=1).evaluate(inputs, steps=1)
+    next(classifier.predict(inputs))
     assert set(asked) == {("train", 50), ("eval", None), ("infer", 25)}
     with pytest.raises(ConfigError, match="the TPUEstimator has no eval_batch_size"):
-        one.evaluate(lambda params: inputs())
+        classifier.evaluate(lambda params: inputs())
 
 
 def test_a_tpu_estimator_on_a_machine_without_a_tpu_says_so(inputs, tmp_path):
@@ -434,17 +440,17 @@ def test_a_tpu_estimator_on_a_machine_without_a_tpu_says_so(inputs, tmp_path):
 
 
 def test_what_cannot_be_is_refused_plainly(inputs, tmp_path):
-    one = estimator(tmp_path)
+    classifier = estimator(tmp_path)
     with pytest.raises(ConfigError, match="steps=1 and max_steps=2 are both given"):
-        one.train(inputs, steps=1, max_steps=2)
+        classifier.train(inputs, steps=1, max_steps=2)
     with pytest.raises(ConfigError, match="steps=0: expected 1 or more"):
-        one.train(inputs, steps=0)
+        classifier.train(inputs, steps=0)
     with pytest.raises(CheckpointError, match=r"There is no checkpoint in .*: train first"):
-        one.evaluate(inputs)
+        classifier.evaluate(inputs)
     with pytest.raises(ConfigError, match="can be iterated several times"):
-        one.train(lambda: iter(inputs()), steps=1)
+        classifier.train(lambda: iter(inputs()), steps=1)
     with pytest.raises(ConfigError, match="returned no batch"):
-        one.train(lambda: [], steps=1)
+        classifier.train(lambda: [], steps=1)
     with pytest.raises(ConfigError, match="sets it itself"):
         RunConfig(trainer={"max_steps": 3})
     with pytest.raises(ConfigError, match="sets it itself"):
@@ -456,7 +462,7 @@ def test_what_cannot_be_is_refused_plainly(inputs, tmp_path):
     with pytest.raises(ConfigError, match="exports_to_keep=0"):
         LatestExporter("latest", list, exports_to_keep=0)
     with pytest.raises(ConfigError, match=r"the names are told, told\. Give each exporter its own"):
-        train_and_evaluate(one, TrainSpec(inputs, 1), EvalSpec(inputs, exporters=[Told(), Told()]))
+        train_and_evaluate(classifier, TrainSpec(inputs, 1), EvalSpec(inputs, exporters=[Told(), Told()]))
     with pytest.raises(ConfigError, match="the name of a directory"):
         FinalExporter("../final", list)
     with pytest.raises(ConfigError, match="outside a model_fn"):
@@ -492,9 +498,9 @@ def test_a_metric_called_like_one_that_there_is_anyway_is_refused(inputs, tmp_pa
     def doubling(features, labels, mode, params):
         return dataclasses.replace(model_fn(features, labels, mode, params), eval_metric_ops={"loss": 1.0})
 
-    one = estimator(tmp_path, doubling).train(inputs, steps=1)
+    classifier = estimator(tmp_path, doubling).train(inputs, steps=1)
     with pytest.raises(ConfigError, match='can\'t be called "loss"'):
-        one.evaluate(inputs)
+        classifier.evaluate(inputs)
 
 
 def test_a_module_that_is_first_asked_for_in_the_middle_is_refused(inputs, tmp_path):

@@ -53,9 +53,9 @@ def an_average_is_the_default():
     for dtype, dims in itertools.product(FLOATS, (0, 1, 2, 3)):
         tensor = mine(*[3] * dims, dtype=dtype)
         before = tensor.clone()
-        found = hvd.allreduce(tensor)
-        assert found.dtype == dtype
-        assert torch.equal(found, mine(*[3] * dims) / (hvd.rank() + 1) * 1.5)
+        result = hvd.allreduce(tensor)
+        assert result.dtype == dtype
+        assert torch.equal(result, mine(*[3] * dims) / (hvd.rank() + 1) * 1.5)
         assert torch.equal(tensor, before)
 
 
@@ -111,25 +111,25 @@ def operations_may_be_submitted_in_any_order():
 
 @check
 def any_thread_may_submit():
-    found = {}
+    result = {}
 
     def work(name: str) -> None:
         for n in range(20):
-            found[name, n] = hvd.allreduce(torch.tensor([float(n)]), name=f"{name} {n}").item()
+            result[name, n] = hvd.allreduce(torch.tensor([float(n)]), name=f"{name} {n}").item()
 
     threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b", "c")]
     for thread in threads if hvd.rank() == 0 else reversed(threads):
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {(name, n): n for name in "abc" for n in range(20)}
+    assert result == {(name, n): n for name in "abc" for n in range(20)}
 
 
 @check
 def a_group_is_one_operation():
-    found = hvd.grouped_allreduce([mine(2), mine(1, 3, dtype=torch.float64), mine()], op=hvd.Sum)
-    assert [one.flatten().tolist() for one in found] == [[3, 6], [3, 6, 9], [3]]
-    assert found[1].dtype == torch.float64
+    result = hvd.grouped_allreduce([mine(2), mine(1, 3, dtype=torch.float64), mine()], op=hvd.Sum)
+    assert [one.flatten().tolist() for one in result] == [[3, 6], [3, 6, 9], [3]]
+    assert result[1].dtype == torch.float64
     tensors = [mine(2), mine(3)]
     assert hvd.grouped_allreduce_(tensors, name="in place")[0] is tensors[0]
     assert tensors[1].tolist() == [1.5, 3, 4.5]
@@ -154,9 +154,9 @@ def small_tensors_give_what_large_ones_give():
 @check
 def compression_sends_half_of_each_number():
     tensor = torch.full((3,), 1 / 3, dtype=torch.float64)
-    found = hvd.allreduce(tensor, compression=hvd.Compression.fp16)
-    assert found.dtype == torch.float64
-    assert found.tolist() == [float(torch.tensor(1 / 3).half())] * 3
+    result = hvd.allreduce(tensor, compression=hvd.Compression.fp16)
+    assert result.dtype == torch.float64
+    assert result.tolist() == [float(torch.tensor(1 / 3).half())] * 3
     assert hvd.allreduce(torch.tensor([7]), compression=hvd.Compression.fp16).tolist() == [7]
 
 
@@ -164,10 +164,10 @@ def compression_sends_half_of_each_number():
 def gathered_tensors_may_differ_in_their_first_dimension():
     for dtype, dims in itertools.product([*ALL, torch.bool, torch.int16, torch.complex64], (1, 2, 3)):
         rows = [3, 1][hvd.rank()]
-        found = hvd.allgather(torch.full([rows] + [2] * (dims - 1), hvd.rank(), dtype=dtype))
-        assert found.dtype == dtype
-        assert found.shape == (4, *[2] * (dims - 1))
-        assert found.flatten()[:: 2 ** (dims - 1)].real.tolist() == [0, 0, 0, 1]
+        result = hvd.allgather(torch.full([rows] + [2] * (dims - 1), hvd.rank(), dtype=dtype))
+        assert result.dtype == dtype
+        assert result.shape == (4, *[2] * (dims - 1))
+        assert result.flatten()[:: 2 ** (dims - 1)].real.tolist() == [0, 0, 0, 1]
     assert hvd.allgather(torch.empty([0, 2][hvd.rank()], 3)).shape == (2, 3)
     assert hvd.allgather(torch.empty(0, 3)).shape == (0, 3)
     one, other = hvd.grouped_allgather([mine(1), mine(hvd.rank() + 1, 2)])
@@ -190,8 +190,8 @@ def a_broadcast_gives_the_roots_value():
 def alltoall_sends_rows_to_each_rank():
     rank = hvd.rank()
     tensor = torch.tensor([0] * (rank + 1) + [1] * (rank + 1))
-    found, received = hvd.alltoall(tensor, torch.tensor([rank + 1] * 2))
-    assert found.tolist() == [rank] * 3
+    result, received = hvd.alltoall(tensor, torch.tensor([rank + 1] * 2))
+    assert result.tolist() == [rank] * 3
     assert received.tolist() == [1, 2]
     assert received.dtype == torch.int64
     assert hvd.alltoall(tensor).tolist() == [rank] * 3
@@ -201,8 +201,8 @@ def alltoall_sends_rows_to_each_rank():
 
 @check
 def reducescatter_gives_each_rank_its_rows():
-    found = hvd.reducescatter(mine(5), op=hvd.Sum)
-    assert found.tolist() == ([3, 6, 9] if hvd.rank() == 0 else [12, 15])
+    result = hvd.reducescatter(mine(5), op=hvd.Sum)
+    assert result.tolist() == ([3, 6, 9] if hvd.rank() == 0 else [12, 15])
     assert hvd.reducescatter(mine(2, 2)).tolist() == ([[1.5, 3]] if hvd.rank() == 0 else [[4.5, 6]])
     one, other = hvd.grouped_reducescatter([mine(2), mine(4)], op=hvd.Sum, prescale_factor=2.0)
     assert (one.tolist(), len(other)) == ([6] if hvd.rank() == 0 else [12], 2)
@@ -234,8 +234,8 @@ def gradients_flow_back_as_in_horovod():
 def sparse_tensors_are_gathered_and_summed():
     rows = torch.tensor([[hvd.rank(), 2]])
     tensor = torch.sparse_coo_tensor(rows, torch.ones(2, 3), (4, 3))
-    found = hvd.synchronize(hvd.sparse_allreduce_async(tensor, name="sparse", op=hvd.Average))
-    assert found.to_dense()[:, 0].tolist() == [0.5, 0.5, 1, 0]
+    result = hvd.synchronize(hvd.sparse_allreduce_async(tensor, name="sparse", op=hvd.Average))
+    assert result.to_dense()[:, 0].tolist() == [0.5, 0.5, 1, 0]
     assert hvd.sparse_allreduce_async(tensor, op=hvd.Sum)().to_dense()[:, 0].tolist() == [1, 1, 2, 0]
 
 

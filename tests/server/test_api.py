@@ -36,9 +36,9 @@ def submit(server: Server, bench: Bench, name: str, **more):
 
 def test_a_job_from_its_package_to_its_end(server: Server, bench: Bench):
     bench.program('print(sys.argv[1:3], flush=True); until_there("go-whole_1"); print("saved")')
-    found = submit(server, bench, "whole_1", args=["--epochs", "2"])
-    assert found.status == 201
-    assert found.json["job"]["state"] in ("QUEUED", "PREPARING", "RUNNING")
+    answer = submit(server, bench, "whole_1", args=["--epochs", "2"])
+    assert answer.status == 201
+    assert answer.json["job"]["state"] in ("QUEUED", "PREPARING", "RUNNING")
     again = submit(server, bench, "whole_1")
     assert (again.status, again.code) == (409, "conflict")
     assert "there is a job whole_1 already. Choose another name, or delete it" in again.message
@@ -51,15 +51,15 @@ def test_a_job_from_its_package_to_its_end(server: Server, bench: Bench):
     (bench.directory / "go-whole_1").touch()
     ended = server("GET", "/api/jobs/whole_1/wait?timeout=120").json
     assert ended["state"] == "SUCCEEDED"
-    assert [one["target"] for one in ended["transitions"]] == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
+    assert [change["target"] for change in ended["transitions"]] == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
     assert ended["processes"][0]["outcome"] == "ended with exit code 0"
 
     assert server("GET", "/api/jobs/whole_1/logs").body == b"[1 master-0] ['--epochs', '2']\n[1 master-0] saved\n"
     assert server("GET", "/api/jobs/whole_1/logs?attempt=1&source=master-0&tail=1").body == b"saved\n"
     assert server("GET", "/api/jobs/whole_1/logs?attempt=2").body == b""
-    found = server("GET", "/api/jobs/whole_1/logs?search=SAVE")
-    assert (found.body, found.headers["x-footplate-hits"]) == (b"[1 master-0:2] saved\n", "1")
-    assert found.headers["x-footplate-complete"] == "true"
+    answer = server("GET", "/api/jobs/whole_1/logs?search=SAVE")
+    assert (answer.body, answer.headers["x-footplate-hits"]) == (b"[1 master-0:2] saved\n", "1")
+    assert answer.headers["x-footplate-complete"] == "true"
     assert server("GET", "/api/jobs/whole_1/logs?search=s&tail=1").body == b"[1 master-0:2] saved\n"
     assert server("GET", "/api/jobs/whole_1/logs?search=saved&attempt=2").body == b""
     assert server("GET", f"/api/jobs/whole_1/logs?search={'x' * 201}").status == 422
@@ -113,8 +113,8 @@ def test_a_list_is_filtered_and_limited(server: Server, bench: Bench):
         server.is_in("SUCCEEDED", name)
 
     def names(**query: str) -> tuple[list[str], bool]:
-        found = server("GET", f"/api/jobs?{urlencode(query)}").json
-        return [one["jobId"] for one in found["jobs"]], found["more"]
+        answer = server("GET", f"/api/jobs?{urlencode(query)}").json
+        return [job["jobId"] for job in answer["jobs"]], answer["more"]
 
     assert names(filter="jobId:*_of_list") == (["second_of_list", "first_of_list"], False)
     assert names(filter="jobId:*_of_list", sortBy="createTime") == (["first_of_list", "second_of_list"], False)
@@ -132,14 +132,14 @@ def test_everything_that_is_wrong_with_a_spec_is_said_at_once(server: Server, be
     bench.program("")
     result = submit(server, bench, "no-name", config={"trainingInput": {"masterTyp": "n1-standard-4"}}, args=[])
     assert (result.status, result.code) == (422, "invalid")
-    keys = {one["key"] for one in result.json["error"]["problems"]}
+    keys = {problem["key"] for problem in result.json["error"]["problems"]}
     assert {"jobId", "trainingInput.masterTyp", "trainingInput.pythonModule"} <= keys
     text = "trainingInput:\n  region: us-central1\n  masterTyp: n1-standard-4\n"
     checked = server("POST", "/api/check", {"config": text}).json
     assert not checked["valid"]
-    assert "config line 3" in [one["place"] for one in checked["problems"]]
+    assert "config line 3" in [problem["place"] for problem in checked["problems"]]
     checked = server("POST", "/api/check", {"config": {"trainingInput": {"masterTyp": "n1-standard-4"}}}).json
-    assert {one["place"] for one in checked["problems"]} == {""}  # the lines of JSON are nobody's
+    assert {problem["place"] for problem in checked["problems"]} == {""}  # the lines of JSON are nobody's
     checked = server("POST", "/api/check", {"jobId": "fine", "config": config(bench)}).json
     assert (checked["valid"], checked["resolved"]["scaleTier"]) == (True, "BASIC")
     assert (
@@ -153,7 +153,7 @@ def test_everything_that_is_wrong_with_a_spec_is_said_at_once(server: Server, be
     assert "is not a backend of jobs" in submit(server, bench, "wrong_1", backend="moon").message
     assert server("POST", "/api/jobs", b"{").status == 422
     assert server("POST", "/api/jobs", {"jobId": "x" * (4 << 20)}).status == 413
-    assert "wrong_1" not in {one.name for one in bench.jobs.store.list()}
+    assert "wrong_1" not in {job.name for job in bench.jobs.store.list()}
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +211,10 @@ def test_names_and_paths_stay_where_they_belong(server: Server, bench: Bench):
         "/../app.py", "/%2e%2e/app.py", "/..%2fapp.py", "/static/../../auth.py", "//etc/passwd", "/%2fetc%2fpasswd",
         "/api/jobs/..%2f..", "/api/jobs/%2e%2e/logs", "/api/jobs/..%2fnamed_1/events", "/api/jobs/a%00b", "/%00",
     ):  # fmt: skip
-        found = server("GET", path)
-        assert found.status in (404, 422), path
-        assert b"import" not in found.body
-        assert b"root:" not in found.body
+        answer = server("GET", path)
+        assert answer.status in (404, 422), path
+        assert b"import" not in answer.body
+        assert b"root:" not in answer.body
 
 
 def test_every_answer_says_that_nothing_else_may_be_loaded(server: Server):
@@ -244,14 +244,14 @@ def test_curves_of_a_run_and_of_the_machine(server: Server, bench: Bench):
     old.write_text("step,epoch,of_another_job\n1,0,2.0\n")
     os.utime(old, (1e9, 1e9))
     submit(server, bench, "curves_1")
-    found = until(
+    answer = until(
         lambda: (one := server("GET", "/api/jobs/curves_1/figures").json)["devices"] and one["training"] and one
     )
     (bench.directory / "go-curves_1").touch()
-    assert [one["title"] for one in found["training"]] == ["loss"]
+    assert [chart["title"] for chart in answer["training"]] == ["loss"]
     loss = {"name": "train_loss", "x": [1, 2], "y": [2, 1], "total": None, "colour": None}
-    assert found["training"][0]["series"] == [loss]
-    assert [one["title"] for one in found["devices"]] == ["Processor", "Memory"]
+    assert answer["training"][0]["series"] == [loss]
+    assert [chart["title"] for chart in answer["devices"]] == ["Processor", "Memory"]
     server.is_in("SUCCEEDED", "curves_1")
 
 
@@ -278,16 +278,18 @@ def test_time_and_money_of_a_job_by_cause(server: Server, bench: Bench):
     assert (running["runs"], running["lostSteps"]) == (True, 0)
     (bench.directory / "go-goodput_1").touch()
     job = server.is_in("SUCCEEDED", "goodput_1")
-    found = server("GET", "/api/jobs/goodput_1/goodput").json
-    assert (found["began"], found["ended"][:23], found["runs"]) == (job["createTime"], job["endTime"][:23], False)
-    seconds = {one["cause"]: one["seconds"] for one in found["causes"]}
+    answer = server("GET", "/api/jobs/goodput_1/goodput").json
+    assert (answer["began"], answer["ended"][:23], answer["runs"]) == (job["createTime"], job["endTime"][:23], False)
+    seconds = {cause["cause"]: cause["seconds"] for cause in answer["causes"]}
     assert {"queued", "startup", "training", "input"} <= seconds.keys()
-    assert abs(sum(seconds.values()) - found["wallSeconds"]) < 1e-3
+    assert abs(sum(seconds.values()) - answer["wallSeconds"]) < 1e-3
     assert seconds["input"] == pytest.approx(0.1, abs=0.01)
-    assert found["goodput"] == pytest.approx(seconds["training"] / (found["wallSeconds"] - seconds["queued"]), abs=1e-3)
-    assert found["usd"] == pytest.approx(sum(one["usd"] for one in found["causes"]), abs=1e-5)
-    assert [(one["attempt"], one["firstStep"], one["lastStep"]) for one in found["attempts"]] == [(1, 0, 20)]
-    assert found["summary"].startswith("goodput: ")
+    assert answer["goodput"] == pytest.approx(
+        seconds["training"] / (answer["wallSeconds"] - seconds["queued"]), abs=1e-3
+    )
+    assert answer["usd"] == pytest.approx(sum(cause["usd"] for cause in answer["causes"]), abs=1e-5)
+    assert [(one["attempt"], one["firstStep"], one["lastStep"]) for one in answer["attempts"]] == [(1, 0, 20)]
+    assert answer["summary"].startswith("goodput: ")
     assert server("GET", "/api/jobs/goodput_2/goodput").status == 404
 
 
@@ -322,15 +324,15 @@ def test_it_ends_when_it_is_told_to_though_somebody_listens(serve, bench: Bench)
 def test_many_ask_at_once(server: Server, bench: Bench):
     bench.program("")
     submit(server, bench, "many_1")
-    found: list[int] = []
+    statuses: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(server("GET", "/api/jobs/many_1").status)) for _ in range(60)
+        threading.Thread(target=lambda: statuses.append(server("GET", "/api/jobs/many_1").status)) for _ in range(60)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [200] * 60
+    assert statuses == [200] * 60
     server.is_in("SUCCEEDED", "many_1")
 
 
@@ -354,12 +356,12 @@ def test_a_dry_run_shows_what_would_be_asked_of_a_service(server: Server, bench:
     without = server("POST", "/api/check", body).json
     assert (without["valid"], without["request"]) == (True, None)
     package = server("POST", "/api/packages", packed(bench.directory), Content_Type="application/x-tar").json["digest"]
-    found = server("POST", "/api/check", {**body, "package": package}).json
-    assert found["valid"]
-    assert found["request"]["url"].endswith("/projects/my-project/locations/us-central1/customJobs")
-    assert "trainer.task" in json.dumps(found["request"]["body"])
+    answer = server("POST", "/api/check", {**body, "package": package}).json
+    assert answer["valid"]
+    assert answer["request"]["url"].endswith("/projects/my-project/locations/us-central1/customJobs")
+    assert "trainer.task" in json.dumps(answer["request"]["body"])
     same = server("POST", "/api/check", {**body, "packagePath": str(bench.directory / "trainer")}).json
-    assert same["request"] == found["request"]
+    assert same["request"] == answer["request"]
 
     local = server("POST", "/api/check", {"jobId": "dry_1", "config": config(bench), "package": package}).json
     assert (local["valid"], local["request"]) == (True, None)
@@ -367,7 +369,7 @@ def test_a_dry_run_shows_what_would_be_asked_of_a_service(server: Server, bench:
     refused = server("POST", "/api/check", {"jobId": "dry_1", "config": image}).json
     assert "On this machine jobs run as Python packages" in refused["problems"][0]["problem"]
     wrong = server("POST", "/api/check", {**body, "place": {"projct": "my-project"}}).json
-    assert [one["key"] for one in wrong["problems"]] == ["place"]
+    assert [problem["key"] for problem in wrong["problems"]] == ["place"]
     assert 'Did you mean "project"' in wrong["problems"][0]["problem"]
     tuned = {"goal": "MAXIMIZE", "params": [{"parameterName": "a", "type": "DISCRETE", "discreteValues": [1]}]}
     ray = {**body, "backend": "ray", "place": {"address": "http://127.0.0.1:1"}, "package": package}
@@ -377,7 +379,7 @@ def test_a_dry_run_shows_what_would_be_asked_of_a_service(server: Server, bench:
     assert (away := server("POST", "/api/jobs", ray)).status == 503, away.body
     ray["config"] = config(bench, hyperparameters=tuned)
     assert not server("POST", "/api/check", ray).json["valid"]
-    assert "dry_1" not in {one.name for one in bench.jobs.store.list()}
+    assert "dry_1" not in {job.name for job in bench.jobs.store.list()}
 
 
 def test_a_store_that_is_away_is_no_mistake_of_who_asks(serve, tmp_path):
@@ -387,9 +389,9 @@ def test_a_store_that_is_away_is_no_mistake_of_who_asks(serve, tmp_path):
         file.unlink()
     (tmp_path / "jobs.db").mkdir()
     for method, path in (("GET", "/api/jobs"), ("GET", "/api/jobs/any_1"), ("POST", "/api/jobs/any_1/cancel")):
-        found = server(method, path)
-        assert (found.status, found.code) == (503, "unavailable")
-        assert "the store of jobs, can't be used" in found.message
+        answer = server(method, path)
+        assert (answer.status, answer.code) == (503, "unavailable")
+        assert "the store of jobs, can't be used" in answer.message
 
 
 def test_while_somebody_listens_a_job_whose_supervisor_was_lost_goes_on(server: Server, bench: Bench):
@@ -432,15 +434,15 @@ def test_the_catalog_can_be_read(server: Server):
     ],
 )
 def test_another_method_is_answered_with_those_that_there_are(server: Server, method: str, path: str, allowed: str):
-    found = server(method, path)
-    assert (found.status, found.headers["allow"]) == (405, allowed)
+    answer = server(method, path)
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
 
 
 def test_the_head_of_the_page(server: Server):
     page = server("GET", "/")
-    found = server("HEAD", "/")
-    assert (found.status, found.body) == (200, b"")
-    assert found.headers["content-length"] == str(len(page.body))
+    answer = server("HEAD", "/")
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["content-length"] == str(len(page.body))
 
 
 def test_a_wait_ends_when_its_client_has_gone(server: Server, bench: Bench):
