@@ -23,9 +23,13 @@ an evaluation. So every rank evaluates the same model, and rank 0's checkpoint h
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable, Iterable
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -146,7 +150,8 @@ class _FixedBuckets(DistributedDataParallel):
     """
 
     def __init__(self, step: nn.Module, **settings: Any) -> None:
-        super().__init__(step, **settings)
+        with _without_compiler():
+            super().__init__(step, **settings)
         if not self.find_unused_parameters:
             self.reducer._push_all_rebuilt_params()
             self.reducer._rebuild_buckets()
@@ -157,6 +162,34 @@ class _FixedBuckets(DistributedDataParallel):
             return parameters, sparse
         # The first parameter is the mark, whose gradient is ready first.
         return [parameters[0], *parameters[:0:-1]], [sparse[0], *sparse[:0:-1]]
+
+
+@contextlib.contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Answer for torch's compiler, whose import takes as long as that of torch, until something compiles.
+
+    `DistributedDataParallel` asks the compiler for one setting. Nothing has changed that while the compiler isn't imported.
+    """
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    answering = _Compiler()
+    torch.__dict__["_dynamo"] = answering
+    try:
+        yield
+    finally:
+        # An import in the meantime has put the compiler there.
+        if torch.__dict__.get("_dynamo") is answering:
+            del torch.__dict__["_dynamo"]
+
+
+class _Compiler:
+    """`torch._dynamo` with its default for `DistributedDataParallel`. For everything else, it imports the compiler."""
+
+    utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo"), name)
 
 
 class _Step(nn.Module):

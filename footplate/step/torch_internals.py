@@ -21,8 +21,8 @@ Each of these may change during training, so each call checks them again.
 **The compiler.** `torch._dynamo` and what it needs are 800 modules. Their import takes as long as that of torch, and torch
 does it when the first optimizer is made. It does so for two reasons:
 
-- Four methods of `Optimizer` tell the compiler to pass over them. As long as nothing has imported the compiler, there is
-  nothing to tell, and `delay_compiler` lets these methods run as they are.
+- Four methods of `Optimizer`, and one of `DistributedDataParallel`, tell the compiler to pass over them. As long as nothing
+  has imported the compiler, there is nothing to tell, and `delay_compiler` lets these methods run as they are.
 - `Optimizer.step` tells the compiler to begin a new graph. The compiler never sees the steps of `stepper`, which leave
   that out.
 """
@@ -41,6 +41,7 @@ from typing import Any
 
 import torch
 from torch.autograd import _profiler_enabled  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
@@ -176,8 +177,11 @@ class _CompilerImport(importlib.abc.MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        passed_over = (Optimizer.add_param_group, Optimizer.zero_grad, Optimizer.state_dict, Optimizer.load_state_dict)
-        self._methods = [method.__wrapped__ for method in passed_over if hasattr(method, "__wrapped__")]
+        passed_over = (
+            Optimizer.add_param_group, Optimizer.zero_grad, Optimizer.state_dict, Optimizer.load_state_dict,
+            DistributedDataParallel._inside_ddp_forward,
+        )  # fmt: skip
+        self._methods = [inspect.unwrap(method) for method in passed_over]
         for method in self._methods:
             vars(method).setdefault(_IN_ITS_PLACE, method)
 

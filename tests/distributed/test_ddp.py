@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -280,6 +284,27 @@ def different_parameters(root) -> dict[str, torch.Tensor]:
 def test_parameters_begin_as_those_of_rank_0(tmp_path):
     first, second = ranks.run(lambda: different_parameters(tmp_path), 2)
     equal(first, second)
+
+
+COMPILERS = """
+import sys
+import footplate as fp
+from models.small import Classifier, loader
+
+for compile in False, {"backend": "eager"}:
+    trainer = fp.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=sys.argv[1], compile=compile)
+    trainer.fit(Classifier(), loader())
+    print(trainer.world_size, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_ranks_import_torchs_compiler_when_they_compile(tmp_path):
+    (tmp_path / "train.py").write_text(COMPILERS)
+    program = [sys.executable, "-m", "footplate", "run", "--np", "2", tmp_path / "train.py", tmp_path / "runs"]
+    ended = subprocess.run(program, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+    assert ended.returncode == 0, ended.stderr
+    for rank in 0, 1:
+        assert re.findall(rf"\[rank {rank}\] (2 \w+)", ended.stdout) == ["2 False", "2 True"]
 
 
 def test_a_batch_that_one_rank_skips_stops_nobody(tmp_path):
