@@ -28,6 +28,14 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 VARIES = "varies"
 TIMEOUT_S = 300
+# Declares the operators that torchvision misses on CPU torch, as `tests/conftest.py` does. timm imports torchvision.
+_STARTUP = f"""
+import sys
+sys.path.append({str(ROOT / "tests")!r})
+import models
+sys.path.pop()
+del sys, models
+"""
 # Escape sequences of terminals, and addresses in memory.
 _NOISE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]| at 0x[0-9a-f]+")
 
@@ -39,6 +47,9 @@ def execute(path: Path, directory: Path) -> Any:
         CellExecutionError: a cell fails.
     """
     book = nbformat.read(path, as_version=4)
+    startup = directory / ".ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "operators.py").write_text(_STARTUP)
     environ = {
         **os.environ,
         "FOOTPLATE_HOME": str(directory / ".footplate"),
@@ -47,6 +58,7 @@ def execute(path: Path, directory: Path) -> Any:
         "OMP_NUM_THREADS": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore:IProgress not found",  # tqdm, without ipywidgets
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     resources = {"metadata": {"path": str(directory)}}
