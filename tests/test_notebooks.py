@@ -17,6 +17,7 @@ def ids(paths):
 
 
 @pytest.mark.slow
+@pytest.mark.engine
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=ids(NOTEBOOKS))
 def test_a_notebook_prints_what_is_committed(path, tmp_path):
     committed, ran = nbformat.read(path, as_version=4), execute(path, tmp_path)
