@@ -24,7 +24,7 @@ ALONE := -m alone $(shell grep -rl --include="test_*.py" --exclude-dir=gpu "mark
 
 FROM ?= ../shared/foreign
 
-.PHONY: help setup system demo test fast durations fuzz foreign gpu lint fmt tables docs site bench lock clean
+.PHONY: help setup system demo test fast durations fuzz foreign gpu lint fmt tables docs notebooks site bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -89,6 +89,9 @@ tables: setup  ## write the tables in docs/reference that are made from the code
 
 docs: setup  ## run what the documents show, and check their links
 	$(PYTEST) tests/test_docs.py tests/test_examples.py
+
+notebooks: setup  ## run the notebooks of examples/notebooks (NAMES=1_first_training), and write their outputs into them
+	cd tests && PYTHONPATH=.:.. $(abspath $(BIN))/python -m notebooks $(NAMES)
 
 site: setup  ## build the pages and the reference of the code as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

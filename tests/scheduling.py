@@ -37,6 +37,7 @@ ENGINES = {
         r"|tests/(launch|jobs/backends)/test_(conformance|questions)\.py::.*\[spark\b"
         r"|tests/compat/test_petastorm\.py"
         r"|tests/test_examples\.py::test_lakehouse_goes_from_a_spark"
+        r"|tests/test_notebooks\.py::.*3_lakehouse"
         r"|tests/test_benchmarks\.py::.*\[spark-"
     ),
     "slurm": re.compile(
@@ -45,7 +46,12 @@ ENGINES = {
         r"|tests/launch/test_slurm_allocation\.py"
     ),
 }
-INDEPENDENT = ("tests/test_benchmarks.py", "tests/lab/test_engines.py", "tests/lab/test_training.py")
+INDEPENDENT = (
+    "tests/test_benchmarks.py",
+    "tests/test_notebooks.py",
+    "tests/lab/test_engines.py",
+    "tests/lab/test_training.py",
+)
 
 # Seconds of a test without a record, which took less than a second.
 UNRECORDED_S = 0.1

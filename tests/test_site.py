@@ -79,6 +79,15 @@ def test_every_page_is_in_the_navigation(site):
     assert [page for page in PAGES if not (site / page).with_suffix(".html").is_file()] == []
 
 
+def test_every_notebook_is_a_page_with_its_outputs(site):
+    notebooks = sorted(path.stem for path in (ROOT / "examples" / "notebooks").glob("*.ipynb"))
+    assert sorted(path.stem for path in (site / "tutorials").glob("*.html")) == notebooks
+    text = (site / "tutorials" / "1_first_training.html").read_text()
+    assert '<th style="text-align: left">rows</th><td style="text-align: left">12,000</td>' in text
+    assert "torch.Size([64, 1, 28, 28]) torch.uint8" in text
+    assert '../guide/data.html"' in text
+
+
 def test_links_within_the_site_lead_to_a_file_and_an_anchor(pages):
     dead = []
     for path, page in pages.items():

@@ -1,8 +1,8 @@
 """Build hook of the site: the pages of this folder, right on GitHub and on the site.
 
 On GitHub, a page links to files outside of docs/, such as ../README.md or ../../examples/ladder.py. The site has no such
-files. This hook adds CONTRIBUTING.md and CHANGELOG.md to the site, and turns other links out of docs/ into addresses in the
-repository.
+files. This hook adds CONTRIBUTING.md and CHANGELOG.md to the site, leads links to notebooks to their pages, and turns other
+links out of docs/ into addresses in the repository.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ BLOB = "https://github.com/footplate/footplate/blob/main"
 
 # Files of the repository's root that are pages of the site: the name here, and the name there.
 INCLUDED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+# The pages that are made of notebooks. Only such a page links to the notebook itself.
+TUTORIALS = "docs/tutorials"
 
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]+)?\)")
@@ -55,6 +58,9 @@ def relinked(text: str, page: str) -> str:
         if "://" in target or target.startswith("mailto:"):
             return link[0]
         path = posixpath.normpath(posixpath.join(folder, target))
+        if path.startswith("examples/notebooks/") and posixpath.dirname(page) != TUTORIALS:
+            path = f"{TUTORIALS}/{posixpath.basename(path).replace('.ipynb', '.md')}"
+            return f"]({posixpath.relpath(path, folder or 'docs')}{anchor})"
         if path in INCLUDED:
             return f"]({posixpath.relpath(posixpath.join('docs', INCLUDED[path]), folder or 'docs')}{anchor})"
         if path.startswith("docs/") and "." in posixpath.basename(path):

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar in a terminal, and lines at intervals anywhere else.
+"""Progress of a run: a bar in a terminal, one display in a notebook, and lines at intervals anywhere else.
 
 Drawing is limited by time, not by steps: at most ten times a second, and at most a five-hundredth of the time, so that it
 doesn't slow down short steps. The displayed metrics are those that were last read from the device. Displaying them reads
@@ -12,6 +12,7 @@ import time
 from typing import IO, TYPE_CHECKING, Any
 
 from footplate.callbacks.base import Callback
+from footplate.callbacks.notebook_progress import NotebookProgress, in_notebook
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,7 +31,7 @@ class ProgressBar(Callback):
     """Show the progress of a run.
 
     Args:
-        stream: the stream to write to; standard error by default.
+        stream: the stream to write to. By default the cell's output in a notebook, otherwise standard error.
         terminal: True if `stream` can redraw a line; detected by default.
 
     Examples:
@@ -45,6 +46,8 @@ class ProgressBar(Callback):
         self._terminal = terminal
         self._due = 0.0
         self._live: Progress | None = None
+        # The display of this call, in a notebook.
+        self._notebook: NotebookProgress | None = None
         self._total: float = 0
         self._began = 0.0
         self._began_at = 0
@@ -60,6 +63,15 @@ class ProgressBar(Callback):
     def terminal(self) -> bool:
         """True if a line can be redrawn."""
         return self.stream.isatty() if self._terminal is None else self._terminal
+
+    @property
+    def redraws(self) -> bool:
+        """True if what is shown can be replaced."""
+        return self._notebook is not None or self.terminal
+
+    def setup(self, trainer: TrainerView, pl_module: Module, stage: str) -> None:
+        chosen = self._stream is not None or self._terminal is not None
+        self._notebook = NotebookProgress() if not chosen and in_notebook() else None
 
     def on_train_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._begin(trainer.num_training_batches, trainer.progress.batch_idx)
@@ -77,7 +89,11 @@ class ProgressBar(Callback):
     def on_train_epoch_end(self, trainer: TrainerView, pl_module: Module) -> None:
         self._close()
         metrics, done = trainer.progress_bar_metrics, trainer.progress.batch_idx
-        self.print(self._line(time.monotonic(), self._epoch(trainer), done, metrics))
+        line = self._line(time.monotonic(), self._epoch(trainer), done, metrics)
+        if self._notebook is not None:
+            self._notebook.add(line)
+        else:
+            self.print(line)
 
     def on_validation_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._epoch_began = (self._began - time.monotonic(), self._began_at)
@@ -89,7 +105,7 @@ class ProgressBar(Callback):
         self._evaluated("sanity check" if trainer.sanity_checking else "validation", batch_idx)
 
     def on_validation_end(self, trainer: TrainerView, pl_module: Module) -> None:
-        self._close()
+        self._finish("validation")
         # Continue with the epoch, without the time of validation.
         if trainer.training_in_progress:
             before, began_at = self._epoch_began
@@ -105,7 +121,7 @@ class ProgressBar(Callback):
         self._evaluated("test", batch_idx)
 
     def on_test_end(self, trainer: TrainerView, pl_module: Module) -> None:
-        self._close()
+        self._finish("test")
 
     def on_predict_start(self, trainer: TrainerView, pl_module: Module) -> None:
         self._begin(sum(trainer.num_predict_batches), 0)
@@ -116,7 +132,7 @@ class ProgressBar(Callback):
         self._evaluated("prediction", batch_idx)
 
     def on_predict_end(self, trainer: TrainerView, pl_module: Module) -> None:
-        self._close()
+        self._finish("prediction")
 
     def on_exception(self, trainer: TrainerView, pl_module: Module, exception: BaseException) -> None:
         self._close()
@@ -136,7 +152,7 @@ class ProgressBar(Callback):
         self._close()
         now = time.monotonic()
         self._total, self._began, self._began_at = total, now, done
-        self._due = now + (0.0 if self.terminal else LINE_S)
+        self._due = now + (0.0 if self.redraws else LINE_S)
 
     def _evaluated(self, name: str, batch_idx: int) -> None:
         now = time.monotonic()
@@ -148,7 +164,9 @@ class ProgressBar(Callback):
         return f"epoch {trainer.current_epoch + 1}{of}"
 
     def _draw(self, now: float, name: str, done: int, metrics: dict[str, float]) -> None:
-        if self.terminal:
+        if self._notebook is not None:
+            self._notebook.show(self._line(now, name, done, metrics), done, self._known_total)
+        elif self.terminal:
             live = self._live or self._open(name)
             rate, shown = self._rate(now, done), text_of(metrics)
             live.update(live.task_ids[0], description=name, completed=done, rate=rate, metrics=shown, refresh=True)
@@ -156,7 +174,7 @@ class ProgressBar(Callback):
             self.stream.write(self._line(now, name, done, metrics) + "\n")
             self.stream.flush()
         after = time.monotonic()
-        self._due = after + max(REDRAW_S if self.terminal else LINE_S, (after - now) / SHARE)
+        self._due = after + max(REDRAW_S if self.redraws else LINE_S, (after - now) / SHARE)
 
     def _open(self, name: str) -> Progress:
         from rich.console import Console
@@ -166,8 +184,7 @@ class ProgressBar(Callback):
         rest = (TimeRemainingColumn(), TextColumn("{task.fields[metrics]}", style="cyan"))
         console = Console(file=self.stream, force_terminal=True)
         self._live = Progress(*columns, *rest, console=console, auto_refresh=False, transient=True)
-        total = None if self._total in (0, float("inf")) else self._total
-        self._live.add_task(name, total=total, completed=self._began_at, rate="", metrics="")
+        self._live.add_task(name, total=self._known_total, completed=self._began_at, rate="", metrics="")
         self._live.start()
         return self._live
 
@@ -176,11 +193,21 @@ class ProgressBar(Callback):
             self._live.stop()
             self._live = None
 
+    @property
+    def _known_total(self) -> float | None:
+        return None if self._total in (0, float("inf")) else self._total
+
+    def _finish(self, name: str) -> None:
+        """Remove the bar. In a notebook it stays, and is full."""
+        self._close()
+        if self._notebook is not None and self._known_total is not None:
+            self._notebook.show(self._line(time.monotonic(), name, int(self._total), {}), self._total, self._total)
+
     def _rate(self, now: float, done: int) -> str:
         return f"{(done - self._began_at) / max(1e-9, now - self._began):,.1f}/s" if done > self._began_at else ""
 
     def _line(self, now: float, name: str, done: int, metrics: dict[str, float]) -> str:
-        known = self._total not in (0, float("inf"))
+        known = self._known_total is not None
         parts = [name, f"{done}/{self._total:.0f}" if known else f"{done} batches", self._rate(now, done)]
         if known and self._began_at < done < self._total:
             parts.append(f"{clock((now - self._began) * (self._total - done) / (done - self._began_at))} left")

@@ -42,7 +42,7 @@ def run(name: str, argv: Sequence[str]) -> int:
 
     info = Table(args.path, version=_version(args.version)).describe(args.rows)
     if args.json:
-        from footplate.cli.preview import plain
+        from footplate.data.preview import plain
 
         print(json.dumps({**asdict(info), "sample": plain(info.sample)}, indent=2))
     else:
@@ -67,7 +67,7 @@ def render(info: TableInfo) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    from footplate.cli.preview import short
+    from footplate.data.preview import short
     from footplate.hardware.machine import readable_size
 
     facts = Grid.grid(padding=(0, 2))

@@ -10,6 +10,7 @@ The parts, from the file to the batch:
     remote/      paths and URIs, file systems with retries, a disk cache
     sources/     kinds of tables: a list of row groups, and a way to read one
     table.py     selected rows, pinned to one version of a source
+    table_html.py, preview.py  a table in a notebook, and short forms of its values
     digest.py    digests of rows, for caches, resuming and checks between ranks
     order/       the order of rows, as pure functions
     mapping/     columns that a function computes, kept on a local disk

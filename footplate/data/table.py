@@ -209,6 +209,24 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({self.uri!r}, version={self.version!r}, columns={self._columns})"
 
+    def _repr_html_(self) -> str:
+        from footplate.data.table_html import to_html
+
+        return to_html(self)
+
+    @property
+    def counts_at_once(self) -> bool:
+        """True if `num_rows` is known without reading values."""
+        return "group_rows" in self.__dict__ or (self._filter is None and not self._splits)
+
+    @property
+    def peeks(self) -> bool:
+        """True if `head` reads the first rows and almost nothing else."""
+        if self.is_remote or not self.counts_at_once:
+            return False
+        # A row group of which rows are deleted or not selected is read as a whole.
+        return self.in_memory or (self._source.peeks and all(rows is None for rows in self._positions))
+
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         for name in ("row_groups", "digest", "group_rows", "_positions", "_group_starts"):

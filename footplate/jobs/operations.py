@@ -65,6 +65,11 @@ class Jobs:
         home = Home.from_env()
         return cls(home, open_store(home))
 
+    def _repr_html_(self) -> str:
+        from footplate.jobs.job_html import NEWEST, list_html
+
+        return list_html(self.store.list(limit=NEWEST), self.store.count())
+
     def submit(
         self,
         resolved: ResolvedJob,

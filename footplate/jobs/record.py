@@ -61,6 +61,11 @@ class Job:
         """An id that no other job has, not even a later one of the same name."""
         return f"{self.name}-{round(self.created * 1e6)}"
 
+    def _repr_html_(self) -> str:
+        from footplate.jobs.job_html import job_html
+
+        return job_html(self)
+
 
 @dataclass(frozen=True)
 class Transition:

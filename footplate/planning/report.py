@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from footplate.catalog.rows import catalog
+from footplate.core import html
 from footplate.planning.choices import Choice, Measured, usd_per_sample
 from footplate.planning.layouts import Layout
 from footplate.planning.subject import Subject
@@ -50,6 +51,10 @@ class Plan:
 
     def __str__(self) -> str:
         return to_text(self)
+
+    def _repr_html_(self) -> str:
+        rows = [_cells(choice) for choice in self.choices]
+        return html.card(_title(self), html.grid(COLUMNS, rows), html.notes(_notes(self)))
 
 
 def _least(choices: Sequence[Choice], value_of: Callable[[Choice], float | None]) -> Choice | None:

@@ -4,7 +4,8 @@
     looks.divided(step_s, …)     the seconds of many steps, divided as those of the steps that were timed
 
 A few of the first looks examine the step instead: its operations are counted, and the time between them is measured. Only
-what all of these have seen counts as a pause, because a single pause may be another program's doing.
+what at least two of these have seen, and all of them, counts as a pause: a single pause may be another program's doing, or
+the first use of a library.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class StepLooks:
         timed: the steps that were timed.
         least_step_s: the time of the fastest of them.
         examined: the operations of a step; None if none was examined.
-        pauses: shares of an examined step in which no operation ran, by the lines before and after.
+        pauses: shares of an examined step in which no operation ran, by the lines before and after. Empty until two steps
+            are examined.
     """
 
     def __init__(self) -> None:
@@ -38,6 +40,8 @@ class StepLooks:
         self.least_step_s = math.inf
         self.examined: ExaminedStep | None = None
         self.pauses: dict[tuple[str, str], float] = {}
+        # The pauses that all examined steps have; None before the first.
+        self._common: dict[tuple[str, str], float] | None = None
         self._looks = 0
         self._phases: dict[str, float] = {}
         self._launching_s = self._looked_s = 0.0
@@ -77,10 +81,13 @@ class StepLooks:
         with PhaseTimes(run.step), ExaminedStep() as examined:
             outputs = run.step.train(*arguments)
         pauses = {lines: seconds / examined.seconds for lines, seconds in examined.pauses.items()}
-        if self.examined is not None:
-            before = self.pauses
+        if self._common is None:
+            self._common = pauses
+        else:
+            before = self._common
             pauses = {lines: min(share, before[lines]) for lines, share in pauses.items() if lines in before}
-        self.examined, self.pauses = examined, pauses
+            self.pauses = self._common = pauses
+        self.examined = examined
         return outputs
 
     def _add(self, times: PhaseTimes) -> None:

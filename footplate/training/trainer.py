@@ -181,6 +181,11 @@ class Trainer(TrainerAttributes, TrainerServices):
         """Set `callbacks`, and remember the list, so that changes by the user are noticed."""
         self.callbacks, self.shown_callbacks, self.run.callbacks = list(callbacks), list(callbacks), list(callbacks)
 
+    def _repr_html_(self) -> str:
+        from footplate.training.trainer_html import to_html
+
+        return to_html(self.run)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Trainer:
         """Return the trainer itself: a copy of a module still belongs to this trainer."""
         return self

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.cli.preview import describe_bytes, plain, short
+from footplate.data.preview import describe_bytes, plain, short
 from footplate.demo import TABLES
 
 VALUES = st.recursive(

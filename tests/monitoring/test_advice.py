@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 import footplate as fp
 from footplate.hardware import cpu_rates
 from footplate.monitoring.rules import advise
-from footplate.training import monitor
+from footplate.training import monitor, step_looks
 
 HERE = Path(__file__).name
 TRAIN_S = "00:00:00:02"
@@ -177,6 +177,14 @@ def test_a_pause_that_is_in_one_examined_step_only_is_another_programs_doing(adv
     found = advised(module, batches(16))
     assert module.pauses == 1
     assert found.evidence is not None
+    assert "python" not in {advice.rule for advice in found.advice}
+
+
+def test_a_pause_of_the_only_examined_step_is_no_advice(advised, monkeypatch):
+    monkeypatch.setattr(step_looks, "EXAMINED_LOOKS", (2,))
+    found = advised(Sorts(2), batches(16))
+    assert found.evidence is not None
+    assert found.evidence.operations > 0
     assert "python" not in {advice.rule for advice in found.advice}
 
 

@@ -55,6 +55,15 @@ def test_the_cheapest_and_the_fastest_are_named_among_those_that_are_known():
     assert "unknown" in str(plan)
 
 
+def test_a_notebook_shows_the_choices_and_the_notes_as_a_table():
+    plan = fp.plan(Small(), batch(64), on=["T4", "H100"])
+    shown = plan._repr_html_()
+    assert shown.count("<tr>") == 1 + len(plan.choices)
+    assert ">T4<" in shown
+    assert "Fastest: H100." in shown
+    assert "&lt; 1 ¢" in fp.plan(Small(), batch(64), on=["T4"], dataset_rows=64)._repr_html_()
+
+
 def test_a_model_that_is_too_large_does_not_fit_and_has_no_time():
     with torch.device("meta"):
         module = Small()

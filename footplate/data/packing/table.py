@@ -84,6 +84,11 @@ class PackedTable(Table):
         """The size of a sequence in a batch, with its ids; at most 8 bytes a value."""
         return 8 * self.packing.sequence_length * (len(self._columns) + len(ID_COLUMNS))
 
+    @property
+    def counts_at_once(self) -> bool:
+        """True if the sequences are counted."""
+        return "counts" in self._packed.__dict__
+
     @functools.cached_property
     def digest(self) -> Digest:
         """Digest of the documents and of the way in which they are packed."""

@@ -36,10 +36,17 @@ class RowGroup:
 
 
 class Source(Protocol):
-    """A source of rows. Instances can be pickled. Several threads may call `read` at once."""
+    """A source of rows. Instances can be pickled. Several threads may call `read` at once.
+
+    Attributes:
+        uri: the table as the user named it.
+        kind: "delta", "parquet", …
+        peeks: True if `peek` reads less than the whole row group.
+    """
 
     uri: str
     kind: str
+    peeks: bool
 
     @property
     def in_memory(self) -> bool:
@@ -111,6 +118,8 @@ class WholeGroupSource(ABC):
     @abstractmethod
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Read the physical rows of a group."""
+
+    peeks = False
 
     def peek(self, group: int, columns: Sequence[str], rows: int) -> pa.Table:
         """Return the first rows of a group, and read all of it."""

@@ -46,6 +46,7 @@ class ParquetSource:
     """
 
     in_memory = False
+    peeks = True
 
     def __init__(
         self,
