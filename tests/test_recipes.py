@@ -1,0 +1,61 @@
+"""The recipes: each is copied by `footplate new`, and trains on its own small tables."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import forks
+import pytest
+
+from footplate.cli.main import main
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """Copies a recipe. Returns a function that runs one of its commands, and the output of that."""
+    monkeypatch.setenv("PL_TRAINER_ACCELERATOR", "cpu")
+
+    def copy(recipe: str):
+        directory = tmp_path / recipe
+        assert main(["new", str(directory), "--recipe", recipe]) == 0
+
+        def run(*command: object) -> str:
+            program = command if command[0] == "-m" else (directory / str(command[0]), *command[1:])
+            process = forks.start(program, os.environ, cwd=directory, packages=forks.WITH_LIGHTNING, one_output=True)
+            output, _ = process.communicate(300)
+            assert process.returncode == 0, output
+            return output
+
+        return run
+
+    return copy
+
+
+def numbers_of(printed: str, name: str) -> list[float]:
+    """The numbers in the row of a printed table."""
+    (row,) = re.findall(rf"^{name} +(.*)$", printed, re.MULTILINE)
+    return [float(number) for number in row.split()]
+
+
+@pytest.mark.slow
+def test_tabular_is_as_good_as_boosted_trees(copied):
+    run = copied("tabular")
+    run("data.py", "--rows", 6_000)
+    printed = run("train.py")
+    network, trees = numbers_of(printed, "this network"), numbers_of(printed, "boosted trees")
+    assert network[1] > 0.75  # ROC AUC; 0.5 before training
+    assert network[1] > trees[1] - 0.06
+
+
+@pytest.mark.slow
+def test_image_trains_a_network_of_timm_with_a_moving_average(copied):
+    run = copied("image")
+    run("data.py")
+    printed = run(
+        "-m", "footplate", "fit", "--config", "run.yaml", "--model.network=timm:test_resnet", "--model.lr=3e-3",
+        "--data.batch_size=16", "--trainer.max_epochs=1", "--trainer.limit_train_batches=150",
+        "--trainer.limit_val_batches=8",
+    )  # fmt: skip
+    accuracies = re.findall(r"val_acc (\S+)", printed)
+    assert float(accuracies[-1]) > 0.2  # 0.1 before training
