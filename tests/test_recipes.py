@@ -59,3 +59,25 @@ def test_image_trains_a_network_of_timm_with_a_moving_average(copied):
     )  # fmt: skip
     accuracies = re.findall(r"val_acc (\S+)", printed)
     assert float(accuracies[-1]) > 0.2  # 0.1 before training
+
+
+@pytest.mark.slow
+def test_transfer_learns_from_few_rows_since_its_backbone_is_pretrained(copied):
+    run = copied("transfer")
+    run("data.py")
+    printed = run(
+        "-m", "footplate", "fit", "--config", "run.yaml", "--model.frozen_epochs=1", "--trainer.max_epochs=2",
+        "--data.image_size=64", "--trainer.limit_train_batches=12", "--trainer.limit_val_batches=6",
+        "--trainer.num_sanity_val_steps=0",
+    )  # fmt: skip
+    accuracies = re.findall(r"val_acc (\S+)", printed)
+    assert float(accuracies[-1]) > 0.45  # 0.1 before training
+
+
+@pytest.mark.slow
+def test_two_tower_recommends_better_than_popularity(copied):
+    run = copied("two_tower")
+    run("data.py", "--users", 1000, "--items", 400)
+    printed = run("train.py")
+    towers, popular = numbers_of(printed, "two towers"), numbers_of(printed, "popular items")
+    assert towers[1] > 1.2 * popular[1]  # recall@50

@@ -35,6 +35,8 @@ CONFIG = "python data.py && footplate fit --config run.yaml"
 RECIPES = {
     "tabular": Recipe("numbers and categories of a table, beside boosted trees of scikit-learn", SCRIPT),
     "image": Recipe("images, by a network of timm, torchvision or yours", CONFIG),
+    "transfer": Recipe("few images, on a pretrained backbone", CONFIG),
+    "two_tower": Recipe("recommendations from a table of purchases, with recall@k", SCRIPT),
 }
 
 
