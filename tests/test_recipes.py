@@ -81,3 +81,12 @@ def test_two_tower_recommends_better_than_popularity(copied):
     printed = run("train.py")
     towers, popular = numbers_of(printed, "two towers"), numbers_of(printed, "popular items")
     assert towers[1] > 1.2 * popular[1]  # recall@50
+
+
+@pytest.mark.slow
+def test_time_series_forecasts_better_than_last_week(copied):
+    run = copied("time_series")
+    run("data.py", "--stations", 40, "--days", 60)
+    printed = run("train.py")
+    network, naive = numbers_of(printed, "this network"), numbers_of(printed, "seasonal naive")
+    assert network[0] < 0.95 * naive[0]  # mean absolute error

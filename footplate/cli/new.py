@@ -37,6 +37,7 @@ RECIPES = {
     "image": Recipe("images, by a network of timm, torchvision or yours", CONFIG),
     "transfer": Recipe("few images, on a pretrained backbone", CONFIG),
     "two_tower": Recipe("recommendations from a table of purchases, with recall@k", SCRIPT),
+    "time_series": Recipe("forecasts from windows of series, beside a seasonal naive forecast", SCRIPT),
 }
 
 

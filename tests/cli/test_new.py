@@ -70,7 +70,7 @@ def test_a_directory_with_files_stays_as_it_is(footplate, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["flowers", "--recipe=tabulr"], '"tabular"'),
+        (["flowers", "--recipe=tabulr"], 'Did you mean "tabular"?'),
         (["flowers"], "--recipe: not given. Expected one of: tabular"),
         (["--recipe=tabular"], "directory: not given."),
         (["flowers.py", "--recipe=tabular"], "directory=flowers.py: it is a file."),
