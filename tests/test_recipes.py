@@ -7,6 +7,7 @@ import re
 
 import forks
 import pytest
+from safetensors.torch import load_file
 
 from footplate.cli.main import main
 
@@ -90,3 +91,24 @@ def test_time_series_forecasts_better_than_last_week(copied):
     printed = run("train.py")
     network, naive = numbers_of(printed, "this network"), numbers_of(printed, "seasonal naive")
     assert network[0] < 0.95 * naive[0]  # mean absolute error
+
+
+@pytest.mark.slow
+def test_language_model_learns_with_lora_and_is_merged(copied, tmp_path, monkeypatch):
+    run = copied("language_model")
+    run("data.py")
+    monkeypatch.setenv("PL_TRAINER_LIMIT_TRAIN_BATCHES", "15")
+    run("base.py")
+    printed = run(
+        "-m", "footplate", "fit", "--config", "run.yaml", "--trainer.max_epochs=1",
+        "--trainer.limit_train_batches=30", "--trainer.limit_val_batches=4",
+    )  # fmt: skip
+    losses = re.findall(r"val_loss (\S+)", printed)
+    assert float(losses[-1]) < 3.15  # 3.23 before
+
+    run("merge.py", "runs/language_model", "merged")
+    directory = tmp_path / "language_model"
+    base, merged = (load_file(directory / name / "model.safetensors") for name in ("base", "merged"))
+    changed = {name.rpartition(".")[0].rpartition(".")[2] for name in base if not base[name].equal(merged[name])}
+    assert merged.keys() == base.keys()
+    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

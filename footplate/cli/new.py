@@ -38,6 +38,10 @@ RECIPES = {
     "transfer": Recipe("few images, on a pretrained backbone", CONFIG),
     "two_tower": Recipe("recommendations from a table of purchases, with recall@k", SCRIPT),
     "time_series": Recipe("forecasts from windows of series, beside a seasonal naive forecast", SCRIPT),
+    "language_model": Recipe(
+        "a language model, fine-tuned with LoRA on a table of tokens",
+        "python data.py && python base.py && footplate fit --config run.yaml",
+    ),
 }
 
 

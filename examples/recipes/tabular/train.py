@@ -20,15 +20,12 @@ RUN = "runs/tabular"
 
 def category_values(table: fp.Table) -> dict[str, list[str]]:
     """The values of each category, sorted."""
-    values: dict[str, set[str]] = {name: set() for name in CATEGORIES}
-    for batch in fp.Loader(table.select(CATEGORIES), 8192):
-        for name in CATEGORIES:
-            values[name].update(batch[name])
-    return {name: sorted(values[name]) for name in CATEGORIES}
+    rows = table.select(CATEGORIES).head(table.num_rows)
+    return {name: sorted(rows[name].unique().drop_null().to_pylist()) for name in CATEGORIES}
 
 
 def with_ids(table: fp.Table, values: dict[str, list[str]]) -> fp.Table:
-    """Replace each category by an id from 1 on. A value that `values` lacks gets 0."""
+    """Replace each category by an id from 1 on. A value that `values` lacks gets 0, and so does null."""
     ids = {name: {value: place for place, value in enumerate(values[name], 1)} for name in CATEGORIES}
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[int]]:
@@ -41,8 +38,8 @@ def with_ids(table: fp.Table, values: dict[str, list[str]]) -> fp.Table:
 
 def arrays(table: fp.Table) -> dict[str, np.ndarray]:
     """All rows in memory, by column."""
-    batches = list(fp.Loader(table, 8192))
-    return {name: np.concatenate([batch[name].numpy() for batch in batches]) for name in batches[0]}
+    rows = table.head(table.num_rows)
+    return {name: rows[name].to_numpy() for name in rows.column_names}
 
 
 def baseline(train: dict[str, np.ndarray], test: dict[str, np.ndarray]) -> np.ndarray:
@@ -53,15 +50,14 @@ def baseline(train: dict[str, np.ndarray], test: dict[str, np.ndarray]) -> np.nd
     return trees.predict_proba(np.stack([test[name] for name in columns], 1))[:, 1]
 
 
-def print_metrics(label: np.ndarray, probabilities: dict[str, np.ndarray]) -> None:
-    print(f"{'':20}{'accuracy':>10}{'ROC AUC':>10}{'log loss':>10}")
-    for name, probability in probabilities.items():
-        accuracy = accuracy_score(label, probability > 0.5)
-        area, loss = roc_auc_score(label, probability), log_loss(label, probability)
-        print(f"{name:20}{accuracy:10.4f}{area:10.4f}{loss:10.4f}")
+def print_metrics(name: str, label: np.ndarray, probability: np.ndarray) -> None:
+    accuracy = accuracy_score(label, probability > 0.5)
+    area, loss = roc_auc_score(label, probability), log_loss(label, probability)
+    print(f"{name:20}{accuracy:10.4f}{area:10.4f}{loss:10.4f}")
 
 
 def main() -> None:
+    fp.seed_everything(1)  # every process then makes the same model
     source = fp.Table("lake/train")
     values = category_values(source)
     train, test = with_ids(source, values), with_ids(fp.Table("lake/test"), values)
@@ -76,14 +72,16 @@ def main() -> None:
     data = fp.TableDataModule(train=parts["train"], val=parts["val"], predict=test, batch_size=512)
     best = fp.ModelCheckpoint(monitor="val_loss")
     stop = fp.EarlyStopping(monitor="val_loss", patience=3)
-    trainer = fp.Trainer(max_epochs=8, callbacks=[best, stop], seed=1, default_root_dir=RUN)
+    trainer = fp.Trainer(max_epochs=8, callbacks=[best, stop], default_root_dir=RUN)
     trainer.fit(model, data, ckpt_path="last")
     predictions = trainer.predict(datamodule=data, output=f"{RUN}/predictions")
 
     if trainer.is_global_zero:
-        predicted = arrays(predictions)
-        trees = baseline(rows, arrays(test))
-        print_metrics(predicted["label"], {"this network": predicted["probability"], "boosted trees": trees})
+        # Several processes write the predictions in another order than that of the table. So they have their own labels.
+        predicted, test_rows = arrays(predictions), arrays(test)
+        print(f"{'':20}{'accuracy':>10}{'ROC AUC':>10}{'log loss':>10}")
+        print_metrics("this network", predicted["label"], predicted["probability"])
+        print_metrics("boosted trees", test_rows[LABEL], baseline(rows, test_rows))
 
 
 if __name__ == "__main__":
