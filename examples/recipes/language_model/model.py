@@ -80,7 +80,8 @@ class LanguageModel(fp.Module):
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         loss_sum, weight = self.loss_sum(batch)
-        self.log("val_loss", loss_sum / weight, batch_size=weight, prog_bar=True)
+        # A mean over sequences: packed sequences have about the same number of targets.
+        self.log("val_loss", loss_sum / weight, prog_bar=True)
 
     def configure_optimizers(self) -> dict:
         trainable = [parameter for parameter in self.parameters() if parameter.requires_grad]

@@ -21,7 +21,7 @@ def pretrained_backbone() -> tuple[nn.Module, int]:
 class Transfer(fp.Module):
     """Classifies images by the features of a pretrained backbone.
 
-    In the first epochs the backbone has a learning rate of 0, because the gradients of an untrained head would spoil it.
+    In the first epochs the backbone hardly changes, because the gradients of an untrained head would spoil it.
     Then it learns at a small rate. It stays in evaluation mode, since small batches have poor statistics for batch norm.
 
     Args:
@@ -63,5 +63,6 @@ class Transfer(fp.Module):
             {"params": self.backbone.parameters(), "lr": self.hparams.backbone_lr},
         ]
         optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
-        rates = [lambda epoch: 1.0, lambda epoch: float(epoch >= self.hparams.frozen_epochs)]
+        # Almost 0, and not 0: in a step that is compiled as a whole, torch's AdamW divides by the rate.
+        rates = [lambda epoch: 1.0, lambda epoch: 1.0 if epoch >= self.hparams.frozen_epochs else 1e-6]
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, rates)}
