@@ -40,6 +40,18 @@ def test_its_metadata_has_the_version_of_the_code_and_a_description_whose_links_
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
+def test_it_has_the_files_of_every_recipe(wheel):
+    recipes = ROOT / "examples/recipes"
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {
+            name.removeprefix("footplate/recipes/"): archive.read(name)
+            for name in archive.namelist()
+            if name.startswith("footplate/recipes/")
+        }
+    paths = [path for path in recipes.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert packed == {path.relative_to(recipes).as_posix(): path.read_bytes() for path in paths}
+
+
 def link_torch(environment: Path) -> None:
     """Put torch and what it requires into an environment, as links to those of this one."""
     (packages,) = environment.glob("lib/python*/site-packages")
@@ -56,8 +68,10 @@ def link_torch(environment: Path) -> None:
 
 
 @pytest.mark.slow
-def test_installed_into_an_empty_environment_it_runs_the_demo(wheel, tmp_path):
-    """The dependencies come from the index, as for a user. torch, which pip would unpack for a minute, is the suite's."""
+def test_installed_into_an_empty_environment_it_runs_the_demo_and_copies_a_recipe(wheel, tmp_path):
+    """The dependencies come from the index, as for a user. torch, which pip would unpack for a minute, is the
+    suite's.
+    """
     venv.create(tmp_path / "env")
     python = tmp_path / "env/bin/python"
     link_torch(tmp_path / "env")
@@ -71,4 +85,7 @@ def test_installed_into_an_empty_environment_it_runs_the_demo(wheel, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "validation accuracy" in done.stdout
     assert (tmp_path / "runs/demo/model.pt2").is_file()
+    new = [tmp_path / "env/bin/footplate", "new", "flowers", "--recipe", "tabular"]
+    subprocess.run(new, env=environment, cwd=tmp_path, check=True)
+    assert (tmp_path / "flowers/train.py").is_file()
     shutil.rmtree(tmp_path / "env")  # two gigabytes, which pytest would keep for three runs

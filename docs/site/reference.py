@@ -198,7 +198,7 @@ HELP = {
     "processes": ("Options: processes and hardware", ("run", "scale", "plan", "doctor", "catalog", "lab")),
     "jobs": ("Options: jobs", ("jobs", "tune", "server")),
     "runs": ("Options: runs", ("report", "goodput", "checkpoint", "rows", "replay", "verify", "stacks", "profile")),
-    "others": ("Options: other commands", ("demo", "table", "completion")),
+    "others": ("Options: other commands", ("demo", "new", "table", "completion")),
 }
 """The pages of `--help`, by the names of their files: the heading, and the commands."""
 

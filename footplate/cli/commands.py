@@ -33,6 +33,7 @@ COMMANDS = {
     "profile": Command("footplate.cli.profile", "profile the next steps of a training on this machine"),
     "catalog": Command("footplate.cli.catalog", "show machine types, accelerators and regions, and which fit together"),
     "demo": Command("footplate.cli.demo", "train an image classifier on a table that comes with Footplate"),
+    "new": Command("footplate.cli.new", "copy a recipe: a small program that you change into your own"),
     "doctor": Command("footplate.cli.doctor", "show the accelerators of this machine, and problems with them"),
     "table": Command("footplate.cli.table", "show a table: its columns, its size and its first rows"),
     "goodput": Command("footplate.cli.goodput", "show how much of a run's time trained, and the causes of the rest"),
