@@ -28,6 +28,7 @@ from footplate.step.torch_internals import (
     is_of_torch,
     mark_static,
     note_step_for_scheduler,
+    tensor_rate,
     with_own_code,
 )
 
@@ -126,7 +127,7 @@ class CompiledUpdate:
         self.on_device = False
         self._optimizer, self._device, self._backend = optimizer, device, backend
         self._rates: list[Tensor] = []
-        self._numbers: list[Any] = []
+        self._numbers: list[float] = []
         step = inner_step(optimizer)
 
         def clip() -> None:
@@ -152,7 +153,7 @@ class CompiledUpdate:
 
     def set_rates(self) -> None:
         """Copy the learning rates of the optimizer's groups into the tensors that the update reads."""
-        numbers = [group["lr"] for group in self._optimizer.param_groups]
+        numbers = [tensor_rate(self._optimizer, group) for group in self._optimizer.param_groups]
         if numbers == self._numbers:
             return
         for index, number in enumerate(numbers):

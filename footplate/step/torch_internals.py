@@ -34,7 +34,7 @@ import importlib.abc
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch.autograd import _profiler_enabled  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import Adam, AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,
@@ -50,6 +50,7 @@ from torch.optim.optimizer import (
 )
 
 _ZERO_GRAD = Optimizer.zero_grad
+_LEAST_RATE = 1e-30
 _IN_ITS_PLACE = "__dynamo_disable"  # torch/_compile.py
 _OPTIM_FOLDER = str(Path(torch.optim.__file__).parent)
 _NO_GRAD_FILE = torch.no_grad.__call__.__code__.co_filename
@@ -124,6 +125,16 @@ def is_of_torch(optimizer: Optimizer) -> bool:
     own = vars(optimizer).get("step")
     own_is_torchs = own is None or _counts_for_scheduler(own, recorded)
     return is_torchs(recorded) and own_is_torchs and not _has_hooks(optimizer)
+
+
+def tensor_rate(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
+    """The learning rate of a group, for a step that reads rates from tensors.
+
+    With tensors, Adam divides by its rate. At a rate of 0, such as the first one of many schedules, each weight whose
+    gradients were all 0 would become NaN. So Adam gets a rate that is too small to change a weight.
+    """
+    rate = float(group["lr"])
+    return _LEAST_RATE if rate == 0 and isinstance(optimizer, (Adam, AdamW)) else rate
 
 
 def note_step_for_scheduler(optimizer: Any) -> None:

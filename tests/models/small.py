@@ -38,6 +38,23 @@ class Classifier(fp.Module):
         return torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
 
 
+class WarmingUp(Classifier):
+    """Its learning rate rises from 0, and a column of the data is always 0, so some weights never have a gradient."""
+
+    def __init__(self, optimizer: str = "AdamW") -> None:
+        super().__init__()
+        self.optimizer = optimizer
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(torch.cat([0 * x[:, :1], x[:, 1:]], 1))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = getattr(torch.optim, self.optimizer)(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step / 4))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
 def dataset(rows: int = 120) -> TensorDataset:
     """`rows` pairs of 8 numbers and a class that depends on them."""
     x = torch.randn(rows, 8, generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import torchmetrics
 from models import ranks
-from models.small import Classifier, dataset, loader
+from models.small import Classifier, WarmingUp, dataset, loader
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -84,6 +84,17 @@ def test_it_learns_and_logs_what_the_eager_step_does(make_trainer, name, setting
     assert found_metrics == pytest.approx(metrics, rel=1e-4)
     rate = made.optimizers[0].param_groups[0]["lr"]
     assert type(rate) is float
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "RMSprop"])
+def test_a_learning_rate_of_zero_changes_no_weight(make_trainer, name):
+    eager, _, _ = train(make_trainer, lambda: WarmingUp(name))
+    compiled, _, _ = train(make_trainer, lambda: WarmingUp(name), compile="step")
+    torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-5)
+
+    before, _, _ = train(make_trainer, lambda: WarmingUp(name), max_steps=0)
+    after, _, _ = train(make_trainer, lambda: WarmingUp(name), compile="step", max_steps=1)
+    assert after.equal(before)
 
 
 def test_nothing_is_compiled_again_for_another_learning_rate_or_a_smaller_batch(make_trainer, traced_only):

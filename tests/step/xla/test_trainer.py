@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from models.small import Classifier, dataset, loader
+from models.small import Classifier, WarmingUp, dataset, loader
 from torch import nn
 
 import footplate as fp
@@ -49,6 +49,16 @@ def test_training_is_that_of_eager_torch(devices, every, make_trainer, tmp_path)
     rows = [(tmp_path / name / "metrics.csv").read_text().splitlines() for name in ("cpu", "xla")]
     assert len(rows[0]) == len(rows[1])
     assert rows[0][0] == rows[1][0]
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop"])
+def test_a_learning_rate_of_zero_changes_no_weight(name, make_trainer):
+    models = []
+    for accelerator in "cpu", "xla":
+        torch.manual_seed(0)
+        model, _ = fitted(make_trainer, WarmingUp(name), accelerator=accelerator, devices=1, precision="64-true")
+        models.append(model)
+    assert worst(*models) < 1e-6
 
 
 @pytest.mark.slow

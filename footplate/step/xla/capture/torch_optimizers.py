@@ -5,7 +5,7 @@ No optimizer is written again here. Its own `step()` runs during capture, on the
 
 - Its state is made before the first step, by its own `_init_group`, so that the first step is the same program as all
   others.
-- Learning rates are tensors, and so is a momentum (or first beta) that a schedule moves, as OneCycleLR does.
+- Learning rates are tensors (`tensor_rate`), and so is a momentum (or first beta) that a schedule moves (OneCycleLR).
   `x.add_(y, alpha=rate)` would ask for the rate's value; `TensorRates` multiplies instead.
 - SGD's momentum begins as the first gradient, undamped. With dampening, a buffer that has not begun holds NaN.
   `begin_momentum` replaces it by the value that makes the first step equal to torch's.
@@ -37,6 +37,7 @@ from torch.optim import (
 )
 from torch.overrides import TorchFunctionMode
 
+from footplate.step.torch_internals import tensor_rate
 from footplate.step.xla.capture.other_optimizers import memory_of
 from footplate.step.xla.capture.refusals import CaptureError
 from footplate.step.xla.capture.torch_tracing import noting
@@ -128,7 +129,7 @@ def rates_of(optimizers: Optimizers) -> list[float]:
     rates = []
     for optimizer in as_list(optimizers):
         for group in optimizer.param_groups:
-            rates.append(float(group["lr"]))
+            rates.append(tensor_rate(optimizer, group))
             name = _cycled(group)
             if name is not None:
                 rates.append(float(group[name][0] if name == "betas" else group[name]))
