@@ -64,5 +64,5 @@ class Transfer(fp.Module):
         ]
         optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
         # Almost 0, and not 0: in a step that is compiled as a whole, torch's AdamW divides by the rate.
-        rates = [lambda epoch: 1.0, lambda epoch: 1.0 if epoch >= self.hparams.frozen_epochs else 1e-6]
+        rates = [lambda epoch: 1.0, lambda epoch: float(epoch >= self.hparams.frozen_epochs)]
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, rates)}
