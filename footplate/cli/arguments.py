@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from footplate.core.errors import ConfigError, did_you_mean
@@ -47,6 +47,9 @@ class Parser(argparse.ArgumentParser):
         choices = {action.metavar or action.dest: list(action.choices) for action in self._actions if action.choices}
         raise ConfigError(explain(message, self._options(), choices))
 
+    def _parse_optional(self, arg_string: str) -> Any:
+        return super()._parse_optional(known_spelling(arg_string, self._option_string_actions))
+
     def _options(self) -> list[str]:
         """List its own options, and those of its actions."""
         options = [option for action in self._actions for option in action.option_strings]
@@ -77,6 +80,23 @@ class Actions:
 def make_parser(name: str, description: str) -> Parser:
     """Make the parser of the command `name`. It accepts no abbreviations."""
     return Parser(prog=f"footplate {name}", description=description, allow_abbrev=False)
+
+
+def known_spelling(argument: str, known: Container[str]) -> str:
+    """Spell an option as the parser knows it: some tools write `--job-dir`, and others `--job_dir`.
+
+    Args:
+        argument: an argument of the command line, such as "--job_dir=runs".
+        known: the option strings of the parser.
+    """
+    option, equals, value = argument.partition("=")
+    if not option.startswith("--") or option in known:
+        return argument
+    words = option.removeprefix("--")
+    for spelling in (f"--{words.replace('_', '-')}", f"--{words.replace('-', '_')}"):
+        if spelling in known:
+            return f"{spelling}{equals}{value}"
+    return argument
 
 
 def add_backend(parser: Parser) -> None:

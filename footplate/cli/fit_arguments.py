@@ -13,14 +13,22 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from footplate.cli.arguments import known_spelling
 from footplate.cli.class_types import SHORT_NAMES
 from footplate.cli.explain import explain
 from footplate.core.errors import ConfigError, FootplateError
 
 
+class _Parser(ArgumentParser):
+    """Accepts `--trainer.max-epochs`, too."""
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        return super()._parse_optional(known_spelling(arg_string, self._option_string_actions))
+
+
 def make_parser(name: str, description: str) -> ArgumentParser:
     """Make the parser of the command `name`. It accepts no abbreviations, and raises on a mistake."""
-    return ArgumentParser(prog=f"footplate {name}", description=description, exit_on_error=False, allow_abbrev=False)
+    return _Parser(prog=f"footplate {name}", description=description, exit_on_error=False, allow_abbrev=False)
 
 
 def parse(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:

@@ -141,6 +141,15 @@ def test_a_run_is_continued_from_its_last_checkpoint(footplate, net, tmp_path):
     assert [row["epoch"] for row in losses(tmp_path / "run")] == ["0", "1"]
 
 
+def test_an_option_may_have_dashes_or_underscores(footplate, net, tmp_path):
+    result = footplate("fit", *net, "--trainer.max-epochs=1", "--trainer.log-every-n-steps", "1", "--ckpt-path=last")
+    assert result.code == 0, result.err
+    assert {row["epoch"] for row in losses(tmp_path / "run")} == {"0"}
+
+    assert 'max-restarts="x": expected an integer.' in footplate("run", "--max_restarts=x", "train.py").err
+    assert 'Did you mean "--max-restarts"?' in footplate("run", "--max_restart=3", "train.py").err
+
+
 def test_a_trained_model_is_validated_tested_and_predicts_a_table(footplate, net, tmp_path):
     assert footplate("fit", *net).code == 0
     config = ["--config", tmp_path / "run" / "config.yaml", "--ckpt_path=last"]
