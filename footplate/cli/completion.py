@@ -1,4 +1,4 @@
-"""`footplate completion bash|zsh|tcsh`: print a script that completes the commands and their options in a shell.
+"""`footplate completion bash|zsh|fish|tcsh`: print a script that completes the commands and their options in a shell.
 
 The script asks `footplate jobs list` for the names of jobs when you complete one. The options of `fit` come from the
 trainer's signature, so this command imports torch. Write the script to a file once; don't run this command in each new
@@ -17,6 +17,7 @@ _LIST = """footplate jobs list --limit 0 --format json 2>/dev/null | sed -n 's/^
 _NAMES = {
     "bash": f'{COMPLETE_NAMES}() {{ compgen -W "$({_LIST})" -- "$1"; }}',
     "zsh": f"{COMPLETE_NAMES}() {{ compadd -- $({_LIST}) }}",
+    "fish": f"function {COMPLETE_NAMES}; {_LIST}; end",
 }
 
 
@@ -27,7 +28,7 @@ def parser(name: str) -> Parser:
         "Print a completion script. For bash: "
         "footplate completion bash > ~/.local/share/bash-completion/completions/footplate",
     )
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"), help="the shell")
     return parser
 
 

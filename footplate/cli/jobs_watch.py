@@ -56,7 +56,7 @@ def add_to(commands: Any, only: str | None = None) -> None:
         if action not in ("list", "clean", "daemon"):
             name: Any = command.add_argument("name", help="the job's name")
             # shtab reads this attribute.
-            name.complete = dict.fromkeys(("bash", "zsh"), COMPLETE_NAMES)
+            name.complete = {"bash": COMPLETE_NAMES, "zsh": COMPLETE_NAMES, "fish": f"({COMPLETE_NAMES})"}
         if action == "list":
             command.add_argument("--filter", help="such as state=RUNNING or labels.team=vision")
             command.add_argument(
