@@ -35,7 +35,7 @@ from footplate.distributed.meta_device import configure_layers
 from footplate.hardware.transfer import to_device
 from footplate.launch import Restarts, backends, launch, worker
 from footplate.launch.backends import Backend, Local
-from footplate.step.torch_internals import inside, is_compiled
+from footplate.step.torch_internals import inside
 from footplate.training.config import TrainerConfig
 from footplate.training.reuse import TorchState
 from footplate.training.status import running
@@ -149,23 +149,12 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
             restarts=Restarts(config.max_restarts, config.max_host_restarts, min_world_size=config.min_devices),
             name=f"trainer.{method}",
             env={VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else None,
-            preload=_preload(config, module),
+            preload=("footplate.training.trainer", "footplate.distributed.ddp", "torch._dynamo"),
             heartbeat_timeout_s=config.heartbeat_timeout,
             hangs_dir=trainer.run_dir.absolute() / "hangs",
         )  # fmt: skip
     _take_home(trainer, inside(module), arguments.get("datamodule"), outcome)
     return outcome.returned
-
-
-def _preload(config: TrainerConfig, module: Any) -> tuple[str, ...]:
-    """What the ranks need, and the fork server imports once for all of them."""
-    ddp = ("footplate.training.trainer", "footplate.distributed.ddp")
-    if config.strategy not in ("auto", "ddp"):
-        return (*ddp, "torch.distributed.fsdp", "torch._dynamo")
-    compiles = (
-        config.compile_options is not None or inside(module) is not module or any(map(is_compiled, module.modules()))
-    )
-    return (*ddp, "torch._dynamo") if compiles else ddp
 
 
 def _backend(trainer: Trainer) -> Backend:
