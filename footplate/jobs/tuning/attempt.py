@@ -246,11 +246,9 @@ class TuningAttempt:
         return replace(measured, series=(*earlier, *measured.series))
 
     def _end_unpromising(self, trials: Sequence[Trial]) -> list[Trial]:
-        # Those that are asked to end count for the others, too.
-        running = {trial.number for trial in _active(trials)}
         measured = []
         for trial in trials:
-            if trial.number in running:
+            if trial.state == TrialState.ACTIVE:
                 now = self._measure(trial, self._store.get(trial.job))
                 if now.is_whole:
                     trial = replace(trial, measurements=now.series)

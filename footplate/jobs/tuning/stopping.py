@@ -10,8 +10,10 @@
 A trial that is stopped never goes on. A trial that is paused saves and ends, and goes on from its checkpoint when it is
 among the best third after all, since more trials have reached its rung (`next_to_continue`).
 
-All rules let a trial go on while fewer than `FEWEST` trials can be compared. With all, a trial is stopped when its metric
-becomes NaN or infinite.
+All rules let a trial go on while fewer than `FEWEST` trials can be compared. A trial of asha is judged at the highest rung
+that so many have reached. So a trial that reaches its next rung while it saves doesn't escape the cut of the one before.
+
+With all rules, a trial is stopped when its metric becomes NaN or infinite.
 """
 
 from __future__ import annotations
@@ -58,16 +60,29 @@ def why_pause(plan: TuningPlan, trial: Trial, others: Sequence[Trial]) -> str:
     if plan.stop_early not in ("asha", "hyperband"):
         return ""
     bracket = _bracket_of(plan, trial)
-    rung = FACTOR**bracket
-    if rung > len(trial.measurements):
-        return ""
-    while rung * FACTOR <= len(trial.measurements):
-        rung *= FACTOR
     same = [trial, *(other for other in others if _bracket_of(plan, other) == bracket)]
-    reached = [each.measurements[rung - 1] for each in same if len(each.measurements) >= rung]
+    for rung in _rungs_of(trial, bracket):
+        reached = [each.measurements[rung - 1] for each in same if len(each.measurements) >= rung]
+        if len(reached) >= FEWEST:
+            return _why_cut(plan, trial, rung, reached)
+    return ""
+
+
+def _rungs_of(trial: Trial, bracket: int) -> list[int]:
+    """The rungs that a trial has reached, the highest first."""
+    rungs = []
+    rung = FACTOR**bracket
+    while rung <= len(trial.measurements):
+        rungs.append(rung)
+        rung *= FACTOR
+    return rungs[::-1]
+
+
+def _why_cut(plan: TuningPlan, trial: Trial, rung: int, reached: Sequence[Measurement]) -> str:
+    """Explain why a trial isn't among the best third at a rung; empty if it is."""
     values = sorted((value for _, value in filter(is_finite, reached)), reverse=plan.maximizes)
     step, value = trial.measurements[rung - 1]
-    if len(reached) < FEWEST or not is_finite((step, value)):
+    if not is_finite((step, value)):
         return ""
     place = values.index(value) + 1
     if place <= max(1, len(reached) // FACTOR):

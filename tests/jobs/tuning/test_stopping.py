@@ -92,6 +92,13 @@ def test_a_paused_trial_continues_when_enough_worse_trials_have_reached_its_rung
     assert next_to_continue(plan, [*trials, a_trial([0.2], number=6)]) == trials[1]
 
 
+def test_a_paused_trial_that_came_to_the_next_rung_before_the_others_stays_paused():
+    others = [a_trial([0.9, 0.9, 0.9], number=1), a_trial([0.5], number=2)]
+    paused = a_trial([0.3, 0.3, 0.3], TrialState.PAUSED, 3)
+    assert next_to_continue(a_plan("asha"), [*others, paused]) is None
+    assert "measurement 1, its accuracy 0.3 is number 3 of 3" in why_pause(a_plan("asha"), paused, others)
+
+
 def test_the_paused_trial_that_came_farthest_continues_first():
     far = a_trial([0.5, 0.5, 0.5], TrialState.PAUSED, 7)
     assert next_to_continue(a_plan("asha"), [a_trial([0.9], TrialState.PAUSED, 1), far]) == far
