@@ -78,14 +78,15 @@ def _torch_distributor(local_mode: bool) -> Figures:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     distributor = TorchDistributor(num_processes=WORKERS, local_mode=local_mode, use_gpu=False)
-    for left in reversed(range(STARTS)):
+    starts = 0
+    while True:
+        starts += 1
         try:
             return _timed(distributor.run)
         except Exception as error:
             # It looks for a free port, which another process may take before its rank 0 listens there.
-            if not left or "TorchDistributor failed during training" not in str(error):
+            if starts == STARTS or "TorchDistributor failed during training" not in str(error):
                 raise
-    raise AssertionError("unreachable")
 
 
 def _timed(run: Callable[[Callable[[], Any]], Any]) -> Figures:
