@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ from footplate.jobs.states import State
 from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision import supervisor
+from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import held
 from footplate.jobs.supervision.reconcile import PATIENCE_S
 from footplate.jobs.supervision.supervisor import Supervisor
@@ -77,6 +79,10 @@ def supervised(bench: Bench, store: Watched, source: str = "") -> Supervisor:
     bench.program(source)
     bench.submit()
     assert store.move("my_job", State.QUEUED, State.PREPARING, time.time(), attempt=1)
+    # Without an owner, its own next reconcile pass would take the job for one whose supervisor is lost.
+    owner = Identity.of(os.getpid())
+    assert owner is not None
+    store.own("my_job", owner.to_dict())
     store.written.clear()
     return Supervisor(bench.jobs.home, store, store.find("my_job"))
 
