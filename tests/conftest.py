@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import scheduling
 import slurm_cluster
+import template
 import torch
 from hypothesis import settings
 
@@ -41,6 +42,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # else Ray kills its own when others here use the memory
 torch.set_num_threads(1)
+template.install()
+template.install_for_uploaders()
 
 # The same examples each time, so that the suite fails because of a change, not by chance. `make fuzz` draws others.
 settings.register_profile("suite", derandomize=True, deadline=None, print_blob=True)
@@ -126,6 +129,13 @@ def _seeds(request: pytest.FixtureRequest) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def _variables() -> Iterator[None]:
+    """Restore the variables that imports read after each test: some libraries set them."""
+    yield
+    template.restore_variables()
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@
 
 A fresh interpreter needs about five seconds of processor time to import torch, and JAX or Lightning. A fork needs none.
 Otherwise the program runs as in a fresh interpreter: as `__main__`, with its own arguments, environment and output, and
-with the end of an interpreter (exit handlers, `sys.last_value`). Some tests of each kind still start fresh interpreters.
+with the end of an interpreter (exit handlers, `sys.last_value`). Its launches fork their fork servers, too
+(`template.py`). Some tests of each kind still start fresh interpreters.
 
 The order of events:
 
@@ -39,6 +40,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+import template
 
 # No package that starts threads, since forks don't have them. So MLflow isn't here. JAX is imported, but it has started no
 # devices. It has read its own environment variables by then, so that a program's `JAX_…` variables have no effect.
@@ -258,6 +261,8 @@ def _become(request: Mapping[str, Any]) -> None:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environ"])
+    tempfile.tempdir = None
+    template.install_in_fork()
 
     program, *rest = request["arguments"]
     if program == "-m":

@@ -52,16 +52,18 @@ def test_it_has_the_files_of_every_recipe(wheel):
     assert packed == {path.relative_to(recipes).as_posix(): path.read_bytes() for path in paths}
 
 
-def link_torch(environment: Path) -> None:
-    """Put torch and what it requires into an environment, as links to those of this one."""
+def link_large_packages(environment: Path) -> None:
+    """Put torch and MLflow with what they require into an environment, as links to those of this one."""
     (packages,) = environment.glob("lib/python*/site-packages")
-    linked, names = set(), {"torch"}
+    linked, names = set(), {"torch", "mlflow"}
     while names:
         linked |= names
         required = set()
         for distribution in map(importlib.metadata.distribution, names):
             for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
-                (packages / top).symlink_to(distribution.locate_file(top))
+                # A namespace, such as `google`, belongs to several.
+                if not (packages / top).exists():
+                    (packages / top).symlink_to(distribution.locate_file(top))
             requirements = map(Requirement, distribution.requires or [])
             required |= {each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})}
         names = required - linked
@@ -69,12 +71,12 @@ def link_torch(environment: Path) -> None:
 
 @pytest.mark.slow
 def test_installed_into_an_empty_environment_it_runs_the_demo_and_copies_a_recipe(wheel, tmp_path):
-    """The dependencies come from the index, as for a user. torch, which pip would unpack for a minute, is the
-    suite's.
+    """The dependencies come from the index, as for a user. torch and MLflow, which pip would unpack for a
+    minute, are the suite's.
     """
     venv.create(tmp_path / "env")
     python = tmp_path / "env/bin/python"
-    link_torch(tmp_path / "env")
+    link_large_packages(tmp_path / "env")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pinned = ["-c", ROOT / "requirements/constraints.txt", "torch==2.13.0"]
     pip = [sys.executable, "-m", "pip", "--python", python]  # a pip of its own takes seconds to install

@@ -26,9 +26,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from footplate.tracking import event_queue
 from footplate.tracking.event_queue import Progress
@@ -41,11 +42,24 @@ RESTART_AFTER_S = 60.0
 
 # The configuration may hold a password, and every user can read a command line, so it is sent through the pipe.
 # It is read without a buffer, so that `select` sees the data after it.
-_BOOTSTRAP = (
+BOOTSTRAP = (
     "import json, sys; config = json.loads(open(0, 'rb', buffering=0, closefd=False).readline()); "
     "sys.path[:] = config.pop('sys_path'); "
     "from footplate.tracking.uploader import main; sys.exit(main(**config))"
 )
+
+
+def start(environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start the process of an uploader. It reads its configuration from the first line of its input."""
+    return subprocess.Popen(
+        [sys.executable, "-c", BOOTSTRAP],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        # Ctrl-C goes to the training process only, which then ends the uploader.
+        start_new_session=True,
+    )
 
 
 class Uploader:
@@ -120,15 +134,8 @@ class Uploader:
     def _spawn(self) -> None:
         self._started = time.monotonic()
         with (self._run_dir / f"{self._tracker.name}.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**self._tracker.environment_defaults, **os.environ, **self._tracker.environment},
-                # Ctrl-C goes to the training process only, which then ends the uploader.
-                start_new_session=True,
-            )
+            environment = {**self._tracker.environment_defaults, **os.environ, **self._tracker.environment}
+            self._process = start(environment, log)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(self._config).encode() + b"\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import subprocess
@@ -10,11 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import template
 
 from footplate.cli.main import main
 
@@ -164,18 +167,24 @@ def footplate(
 @pytest.fixture
 def process(project: Path) -> Callable[..., subprocess.Popen[str]]:
     """Starts `python -m footplate …` in the project, as a process of its own."""
+    return functools.partial(start, subprocess.Popen, project)
 
-    def start(*argv: object, **environ: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "footplate", *map(str, argv)],
-            cwd=project,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
 
-    return start
+@pytest.fixture
+def forked(project: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts `python -m footplate …` as `process` does, but in a fork with torch (`template.py`)."""
+    return functools.partial(start, template.Popen, project)
+
+
+def start(popen: Callable[..., Any], project: Path, *argv: object, **environ: str) -> Any:
+    return popen(
+        [sys.executable, "-m", "footplate", *map(str, argv)],
+        cwd=project,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.fixture

@@ -374,14 +374,14 @@ if "wait" in sys.argv and os.environ["FOOTPLATE_ATTEMPT"] == "0":
 
 
 @pytest.fixture
-def machine(process):
+def machine(forked):
     """A function that returns the command for one of several machines; this machine plays them all."""
     port = str(free_port())
     started = []
 
     def start(node, *argv, token="secret-of-these-machines", nnodes="2", np=4):
         common = ("run", "--nnodes", nnodes, "--np", np, "--master-addr", "127.0.0.1", "--master-port", port)
-        started.append(process(*common, "--node-rank", node, *argv, FOOTPLATE_TOKEN=token))
+        started.append(forked(*common, "--node-rank", node, *argv, FOOTPLATE_TOKEN=token))
         return started[-1]
 
     yield start

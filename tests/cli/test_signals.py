@@ -10,7 +10,9 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_says_how_it_is_continued_and_the_command_works(process, net, tmp_path, number, code):
+def test_an_interrupted_run_says_how_it_is_continued_and_the_command_works(
+    process, forked, net, tmp_path, number, code
+):
     running = process("fit", *net, "--model=flowers.Slow", "--trainer.max_epochs=100")
     for _ in range(3):
         assert running.stdout.readline() == "training\n"
@@ -21,7 +23,7 @@ def test_an_interrupted_run_says_how_it_is_continued_and_the_command_works(proce
     command = f"footplate fit --config {tmp_path / 'run' / 'config.yaml'} --ckpt_path last"
     assert f"Continue with: {command}\n" in err
 
-    continued = process(*command.split()[1:], "--trainer.max_epochs=2")
+    continued = forked(*command.split()[1:], "--trainer.max_epochs=2")
     _, err = continued.communicate(timeout=120)
     assert continued.returncode == 0, err
     assert f"Continuing from {tmp_path / 'run'}" in err

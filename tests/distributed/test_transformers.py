@@ -28,8 +28,8 @@ from .common import make, same
 
 BLOCK = {"LlamaDecoderLayer"}
 VOCABULARY, LENGTH = 512, 16
-# Weights, gradients and the two moments of Adam take 4 × 150 MB. A quarter of that fits, with what a step and a save need.
-MARGIN_MB = 450
+# Weights, gradients and the two moments of Adam take 4 × 75 MB. A quarter of that fits, with what a step and a save need.
+MARGIN_MB = 270
 # Blocks from this size on are returned to the system when they are freed. By default, glibc would keep them.
 M_MMAP_THRESHOLD, BYTES = -3, 1 << 20
 
@@ -38,7 +38,7 @@ def make_llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8,
+        vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=8,
         num_key_value_heads=4, max_position_embeddings=LENGTH, tie_word_embeddings=True,
     )  # fmt: skip
     return LlamaForCausalLM(config)

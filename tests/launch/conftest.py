@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import template
 from cut_off import STEPS, TRAINING, train
 from launched import Program, pooled_pids
 from ray_nodes import end_ray_nodes, is_rays
@@ -48,11 +49,12 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_orphans() -> Iterator[None]:
-    """Check that a test's launches leave no process behind, except fork servers in the pool, and engines."""
+    """Check that a test's launches leave no process, except fork servers in the pool, their template, and engines."""
     before = set(psutil.Process().children(recursive=True))
     yield
     pooled = {psutil.Process(pid) for pid in pooled_pids()}
     now = {one for one in psutil.Process().children(recursive=True) if not (is_rays(one) or is_sparks(one))}
+    now = {one for one in now if not template.is_template(one.pid)}
     left = now - before - pooled
     assert not psutil.wait_procs(list(left), timeout=20)[1]
 

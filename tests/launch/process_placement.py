@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import template
+
 from footplate.launch.cluster.agent import AgentCall
 from footplate.launch.cluster.placement import CountedSlots, Lost
 
@@ -36,6 +38,7 @@ class ProcessPlacement(CountedSlots):
         nodes: the node of each agent.
         env: the variables of each agent.
         program: the program of an agent.
+        fresh: agents are fresh interpreters, not forks (`template.py`).
         processes: the running agents, by index.
         started: all calls of `start`.
     """
@@ -43,6 +46,7 @@ class ProcessPlacement(CountedSlots):
     nodes: Sequence[str]
     env: Sequence[dict[str, str]] = ()
     program: str = _RUN
+    fresh: bool = False
     name: str = "processes"
     host: str = "127.0.0.1"
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -53,11 +57,10 @@ class ProcessPlacement(CountedSlots):
 
     def start(self, slots: Sequence[int], call: AgentCall) -> None:
         self.started.append(call)
+        popen = subprocess.Popen if self.fresh else template.Popen
         for index in range(len(slots)):
             extra = self.env[index] if self.env else {}
-            process = subprocess.Popen(
-                [sys.executable, "-c", self.program], stdin=subprocess.PIPE, env={**os.environ, **extra}
-            )
+            process = popen([sys.executable, "-c", self.program], stdin=subprocess.PIPE, env={**os.environ, **extra})
             assert process.stdin is not None
             process.stdin.write(pickle.dumps((call, index, self.nodes[index])))
             process.stdin.close()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import template
 import torch
 from launched import gone
 from process_placement import ProcessPlacement, agent, rank
@@ -272,7 +273,7 @@ def test_a_place_that_cannot_be_started_is_said_so():
     ],
 )
 def test_other_versions_on_a_node_are_refused_at_once(change, words):
-    placement = ProcessPlacement(["a"], program=f"{change}\n{ProcessPlacement(['']).program}")
+    placement = ProcessPlacement(["a"], program=f"{change}\n{ProcessPlacement(['']).program}", fresh=True)
     with pytest.raises(LaunchError, match=words):
         run(placement, print)
     assert len(placement.started) == 1
@@ -289,7 +290,7 @@ def test_300_mb_go_there_and_back_and_agents_hold_none_of_it():
     def work(data):
         return bytearray(data)
 
-    placement, peaks = ProcessPlacement(["a", "b"]), {}
+    placement, peaks = ProcessPlacement(["a", "b"], fresh=True), {}
 
     def watch() -> None:
         while not ended.wait(0.02):
@@ -565,7 +566,7 @@ def test_a_driver_that_cannot_be_reached_is_said_so():
 
 DRIVER = f"""
 import sys, time
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+sys.path[:0] = [{os.path.dirname(__file__)!r}, {os.path.dirname(template.__file__)!r}]
 from process_placement import ProcessPlacement
 from footplate.launch import launch
 from footplate.launch.backends import Cluster
@@ -573,7 +574,7 @@ from footplate.launch import worker
 def work():
     print("works", "and keeps", worker.kept(), flush=True)
     time.sleep(60)
-launch(work, world_size=2, backend=Cluster(ProcessPlacement(["a", "b"])), preload=())
+launch(work, world_size=2, backend=Cluster(ProcessPlacement(["a", "b"], fresh=True)), preload=())
 """  # noqa: PTH120
 
 

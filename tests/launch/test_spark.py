@@ -381,7 +381,8 @@ def test_ctrl_c_stops_the_stage_and_leaves_nothing(session, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         launch(work, world_size=2, backend=Cluster(SparkPlacement()), preload=())
     assert not any(psutil.pid_exists(int((tmp_path / rank).read_text())) for rank in "01")
-    assert session.sparkContext.statusTracker().getActiveJobsIds() == []
+    # Spark's listener hears of the end a little later.
+    until(lambda: session.sparkContext.statusTracker().getActiveJobsIds() == [])
 
 
 def test_when_the_driver_is_killed_nothing_of_the_launch_or_the_session_is_left(program):

@@ -23,7 +23,7 @@ ROWS, LENGTH = 2, 256
 
 
 def llama(precision: str = "bf16-mixed", length: int = LENGTH):
-    """A subject: a Llama of eight layers."""
+    """A subject: a Llama of six layers."""
     return configured_model(CONFIGS / "llama-small.json", None, length, ROWS, None, None, precision)
 
 
@@ -35,7 +35,7 @@ def steps() -> RankSteps:
 
 @pytest.fixture(scope="module")
 def whole() -> RankSteps:
-    """The same steps, captured with all eight layers."""
+    """The same steps, captured with all six layers."""
     whole = RankSteps(llama())
     whole._list = None
     return whole
@@ -50,7 +50,7 @@ def whole() -> RankSteps:
     ],
     ids=str,
 )
-def test_eight_equal_layers_need_what_is_extended_from_three_and_four(steps, whole, layout):
+def test_six_equal_layers_need_what_is_extended_from_three_and_four(steps, whole, layout):
     extended, counted = steps.of(layout, ROWS), whole.of(layout, ROWS)
     for name, value in vars(counted).items():
         if "kernels" not in name:
@@ -79,9 +79,9 @@ def test_a_tensor_parallel_rank_has_its_part_of_the_arithmetic_and_sends_activat
     assert alone.forward_wire == alone.backward_wire == 0
     # In bfloat16: the embedding and two sums a layer, each sent once by a rank of two; the logits are gathered.
     hidden, logits = 2 * ROWS * LENGTH * 256, 2 * ROWS * LENGTH * 1000
-    assert half.forward_wire == (1 + 2 * 8) * hidden + logits / 2
+    assert half.forward_wire == (1 + 2 * 6) * hidden + logits / 2
     # The gradients of the inputs of five projections a layer, and of the head.
-    assert half.backward_wire == (5 * 8 + 1) * hidden
+    assert half.backward_wire == (5 * 6 + 1) * hidden
 
 
 def peak_of_a_rank(strategy: FSDPStrategy, precision: str) -> int:
