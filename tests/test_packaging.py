@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,9 @@ import venv
 import zipfile
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 import footplate as fp
@@ -86,7 +89,14 @@ def test_installed_into_an_empty_environment_it_runs_the_demo_and_copies_a_recip
     done = subprocess.run(demo, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "validation accuracy" in done.stdout
-    assert (tmp_path / "runs/demo/model.pt2").is_file()
+    run = tmp_path / "runs/demo"
+    assert (run / "model.pt2").is_file()
+    assert pq.read_table(run / "predictions.parquet").num_rows == 2000
+    assert json.loads((run / "environment.json").read_text())["packages"]["torch"] == torch.__version__
+    page = (run / "report.html").read_text()
+    assert "val_acc" in page
+    assert re.search(r"of 2,000 predictions are right \([5-9]\d\.\d\d%\)", page)
+    assert page.count('src="data:image/png;base64,') > 20
     new = [tmp_path / "env/bin/footplate", "new", "flowers", "--recipe", "tabular"]
     subprocess.run(new, env=environment, cwd=tmp_path, check=True)
     assert (tmp_path / "flowers/train.py").is_file()

@@ -1,16 +1,11 @@
-"""The demo's predictions and summary, and its report from a short run."""
+"""The demo's predictions and summary. `tests/test_packaging.py` runs the demo."""
 
 from __future__ import annotations
 
-import json
-
-import pyarrow.parquet as pq
-import pytest
 import torch
 from rich.console import Console
 
 from footplate.demo import results
-from footplate.demo.run import run
 
 NAMES = ("boot", "bag", "coat")
 SUMMARY = {
@@ -51,14 +46,3 @@ def test_summary_shows_every_figure_of_the_run():
 
 def test_summary_says_when_mlflow_has_no_run_yet():
     assert "not recorded yet" in printed(SUMMARY | {"mlflow_run_id": None})
-
-
-@pytest.mark.slow
-def test_a_short_demo_has_a_report_with_its_curves_confusions_and_pictures(tmp_path):
-    summary = run(tmp_path / "demo", epochs=1, accelerator="cpu")
-    page = (tmp_path / "demo/report.html").read_text()
-    assert "val_acc" in page
-    assert f"of 2,000 predictions are right ({summary['val_acc']:.2%})" in page
-    assert page.count('src="data:image/png;base64,') > 20
-    assert pq.read_table(tmp_path / "demo/predictions.parquet").num_rows == 2000
-    assert json.loads((tmp_path / "demo/environment.json").read_text())["packages"]["torch"] == torch.__version__
