@@ -20,6 +20,7 @@ from typing import Any
 from common import MORE, QUICK_ROUNDS, Figures, Rounds, arguments, machine, median, ratio, report
 from gpu_turns import Child, Turn, forks, settings_of_children, train, warm_up
 from gpu_variants import LOOPS, SMALL, Model, Words, images, torchvision_model, words
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 WANTED = ("raw eager", "raw compiled", "lightning compiled", "raw step", "footplate step")
 QUICK = ("raw eager", "raw step", "footplate step")
@@ -78,7 +79,10 @@ def main() -> None:
     ratios: dict[str, Any] = {}
     rows = []
     with tempfile.TemporaryDirectory(prefix="footplate-bench-", ignore_cleanup_errors=True) as directory:
-        os.environ.update(settings_of_children(directory, compile_threads=1 if options.quick else 2))
+        settings = settings_of_children(directory, compile_threads=1 if options.quick else 2)
+        if options.quick:
+            settings["TORCHINDUCTOR_CACHE_DIR"] = default_cache_dir()  # torch's own, which other programs have filled
+        os.environ.update(settings)
         models = {"mlp": SMALL["mlp"]} if options.quick else MODELS
         for name, model in models.items():
             rounds = measure(name, model, options.quick, Path(directory))
