@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 import re
@@ -13,10 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.cloud.aiplatform_v1.types.custom_job import CustomJob
-from google.cloud.aiplatform_v1.types.job_service import ListCustomJobsResponse
-from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
-from google.protobuf import json_format
 from object_storage import serve_gcs
 from ports import free_port
 from pyarrow.fs import GcsFileSystem
@@ -48,8 +45,15 @@ PLACE = {"project": "my-project", "staging_bucket": "gs://my-bucket/staging"}
 FLAGS = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "gs://my-bucket/job"}
 
 
-def strictly(message: Any, found: dict[str, Any]) -> Any:
-    """A message from JSON, by Google's own types: an unknown field, or a value of another type, is an error."""
+def strictly(name: str, found: dict[str, Any]) -> Any:
+    """A message from JSON, by one of Google's own types: an unknown field, or a value of another type, is an error.
+
+    Importing these types takes seconds, which only the process that runs these tests should spend.
+    """
+    from google.protobuf import json_format
+
+    module, _, kind = name.rpartition(".")
+    message = getattr(importlib.import_module(f"google.cloud.{module}"), kind)
     return json_format.ParseDict(found, message.pb()(), ignore_unknown_fields=False)
 
 
@@ -77,7 +81,7 @@ def request(resolved: ResolvedJob, package: Path | None) -> dict[str, Any]:
 
 def pools(resolved: ResolvedJob, package: Path | None) -> list[dict[str, Any]]:
     asked = request(resolved, package)
-    strictly(CustomJob, asked["body"])
+    strictly("aiplatform_v1.types.custom_job.CustomJob", asked["body"])
     return asked["body"]["jobSpec"]["workerPoolSpecs"]
 
 
@@ -99,7 +103,7 @@ def test_the_documents_example_configurations_are_exact_requests(text, package, 
     assert asked["url"] == (
         "https://us-central1-aiplatform.googleapis.com/v1/projects/my-project/locations/us-central1/customJobs"
     )
-    found = strictly(CustomJob, asked["body"])
+    found = strictly("aiplatform_v1.types.custom_job.CustomJob", asked["body"])
     assert [pool.replica_count for pool in found.job_spec.worker_pool_specs] == [1, 9, 3]
     assert list(found.job_spec.worker_pool_specs[1].python_package_spec.args) == [
         "trainer.task", "--user_first_arg", "first_arg_value", "--job-dir", "gs://my-bucket/job"
@@ -210,9 +214,12 @@ def test_what_the_server_of_these_tests_answers_is_what_googles_protos_allow(tmp
             params={"filter": "labels.footplate_attempt=a"},
         )  # fmt: skip
     (asked,) = cloud.asked("POST", "entries:list")
-    strictly(ListLogEntriesRequest, asked)
-    strictly(ListLogEntriesResponse, cloud.answer("POST", "/v2/entries:list", {}, asked)[1])
-    assert strictly(ListCustomJobsResponse, listed).custom_jobs[0].name == run.resource["name"]
+    strictly("logging_v2.types.ListLogEntriesRequest", asked)
+    strictly("logging_v2.types.ListLogEntriesResponse", cloud.answer("POST", "/v2/entries:list", {}, asked)[1])
+    assert (
+        strictly("aiplatform_v1.types.job_service.ListCustomJobsResponse", listed).custom_jobs[0].name
+        == run.resource["name"]
+    )
 
 
 def test_pip_installs_the_distributions_with_all_files_of_the_package(package, tmp_path):
