@@ -5,8 +5,8 @@ A comment in a page becomes a chart. On GitHub it isn't seen.
     <!-- chart: step_overhead cpu_us | µs of processor time for a step -->
     <!-- chart: data_images steady small | images a second -->
 
-The first word is the file, and the second the figure of its rows. A third word chooses the rows of a kind. A bar is the figure
-of a row, and the line on it goes from the first to the third quartile of its rounds.
+The first word is the file, and the second the figure of its rows. A third word chooses the rows of a kind. A bar is the
+figure of a row, and the line on it goes from the first to the third quartile of its rounds.
 """
 
 from __future__ import annotations
