@@ -30,6 +30,7 @@ ENGINES = {
         r"tests/launch/test_(ray|ray_alone)\.py"
         r"|tests/(launch|jobs/backends)/test_(conformance|questions)\.py::.*\[ray\b"
         r"|tests/jobs/backends/test_ray_jobs\.py"
+        r"|tests/test_notebooks\.py::.*4_ladder"
         r"|tests/test_benchmarks\.py::.*\[ray-"
     ),
     "spark": re.compile(

@@ -24,12 +24,16 @@ import footplate as fp
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    directory = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory], cwd=ROOT, check=True)
+def build(source: Path, directory: Path) -> Path:
+    """Build the wheel of a source tree in a directory."""
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory], cwd=source, check=True)
     (built,) = directory.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
 
 
 def test_its_metadata_has_the_version_of_the_code_and_a_description_whose_links_work_anywhere(wheel):
@@ -53,6 +57,29 @@ def test_it_has_the_files_of_every_recipe(wheel):
         }
     paths = [path for path in recipes.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert packed == {path.relative_to(recipes).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_what_the_image_for_vertex_ai_copies_makes_the_same_wheel(wheel, tmp_path):
+    dockerfile = (ROOT / "examples/vertex/Dockerfile").read_text()
+    for line in re.findall(r"^COPY (.+)$", dockerfile, re.MULTILINE):
+        *sources, target = line.split()
+        for source in map(ROOT.joinpath, sources):
+            if source.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(source, tmp_path / "source" / target, dirs_exist_ok=True, ignore=ignored)
+            else:
+                (tmp_path / "source" / target).mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, tmp_path / "source" / target)
+    built = build(tmp_path / "source", tmp_path / "dist")
+    assert built.name == wheel.name
+    contents = [
+        {name: archive.read(name) for name in archive.namelist() if not name.endswith("RECORD")}
+        for archive in map(zipfile.ZipFile, (built, wheel))
+    ]
+    assert contents[0] == contents[1]
+
+    (extras,) = re.findall(r'install --no-cache-dir "\.\[(.+)\]"', dockerfile)
+    assert set(extras.split(",")) <= set(importlib.metadata.metadata("footplate").get_all("Provides-Extra") or [])
 
 
 def link_large_packages(environment: Path) -> None:

@@ -88,6 +88,17 @@ def test_every_notebook_is_a_page_with_its_outputs(site):
     assert '../guide/data.html"' in text
 
 
+def test_a_benchmark_has_a_chart_of_its_results(site):
+    text = (site / "benchmarks" / "training.html").read_text()
+    rows = json.loads((ROOT / "benchmarks/results/step_overhead.json").read_text())["rows"]
+    charts = re.findall(r'<svg class="chart".*?</svg>', text, re.DOTALL)
+    (chart,) = [each for each in charts if "µs of processor time for a step;" in each]
+    assert re.findall(r'text-anchor="end">(.*?)<', chart) == [row["name"] for row in rows]
+    widths = {name: float(width) for name, width in re.findall(r'end">(.*?)<.*?width="([\d.]+)"', chart, re.DOTALL)}
+    expected = rows[0]["cpu_us"] / rows[-1]["cpu_us"]
+    assert widths[rows[0]["name"]] / widths[rows[-1]["name"]] == pytest.approx(expected, abs=0.01)
+
+
 def test_links_within_the_site_lead_to_a_file_and_an_anchor(pages):
     dead = []
     for path, page in pages.items():

@@ -20,7 +20,7 @@ memory, and every operation is recorded. The result is a graph of ATen's core op
     attention_op.py       attention as one operation, whose backward pass computes its matrix again
     attention_masks.py    attention masks that hold no data
     recurrence_op.py      GRU, LSTM and RNN as one operation for each layer, for any length
-    static_shapes.py      functions whose arguments tell the shape of the result
+    replaced_functions.py the functions of torch that become others, such as these two
     averaging_op.py       the one operation at which several devices meet
     rng_ops.py            the random numbers of each operation, also when a layer is computed again
     symbolic_scalars.py   numbers that change from step to step: inputs, or decisions between programs

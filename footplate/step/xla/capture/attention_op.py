@@ -11,12 +11,13 @@ queries at a time.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import register_flop_formula
 
 from footplate.step.xla.capture.attention_masks import simplified
@@ -144,37 +145,30 @@ def _(gradient: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     return _products(q, k, v, 3, 2)
 
 
-class AttentionAsOne(TorchFunctionMode):
-    """Captures `F.scaled_dot_product_attention` as the operation above.
+torchs_attention = F.scaled_dot_product_attention
 
-    This includes the calls of `nn.MultiheadAttention`, which come from inside another function of torch, where a mode
-    doesn't see them.
+
+@contextmanager
+def attention_as_one() -> Iterator[None]:
+    """Replace `F.scaled_dot_product_attention` by `attend` inside the `with` block.
+
+    So the calls of `nn.MultiheadAttention`, which come from inside another function of torch, are captured too.
     """
-
-    def __enter__(self) -> Any:
-        F.scaled_dot_product_attention = _attend
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        F.scaled_dot_product_attention = _TORCHS
-        super().__exit__(*error)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _TORCHS:
-            return _attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    F.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = torchs_attention
 
 
-_TORCHS = F.scaled_dot_product_attention
-
-
-def _attend(
+def attend(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
+    """`F.scaled_dot_product_attention`, as the operation above."""
     # Torch refuses both together.
     if attn_mask is not None and is_causal:
-        return _TORCHS(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return torchs_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     attn_mask, is_causal = simplified(attn_mask, is_causal)
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))

@@ -18,14 +18,13 @@ values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import register_flop_formula
 
 
@@ -157,18 +156,17 @@ def _(gradient: Any, gates: Any, products: Any, before: Any, weight: Any, *_: An
     return _flops(gates, weight)
 
 
-class RecurrenceAsOne(TorchFunctionMode):
-    """Captures the layers of `nn.GRU`, `nn.LSTM` and `nn.RNN` as the operation above."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cell = _FUNCTIONS.get(func)
-        # A call with a packed sequence has other arguments.
-        if cell is not None and len(args) == 9 and isinstance(args[3], bool):
-            return _layers(cell, *args)
-        return func(*args, **(kwargs or {}))
+CELLS: Mapping[Any, str] = {
+    torch.gru: "gru", torch.lstm: "lstm", torch.rnn_tanh: "rnn_tanh", torch.rnn_relu: "rnn_relu",
+}  # fmt: skip
 
 
-_FUNCTIONS = {torch.gru: "gru", torch.lstm: "lstm", torch.rnn_tanh: "rnn_tanh", torch.rnn_relu: "rnn_relu"}
+def recurrent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of `CELLS`, as the operations above."""
+    # A call with a packed sequence has other arguments.
+    if len(args) == 9 and isinstance(args[3], bool):
+        return _layers(CELLS[function], *args)
+    return function(*args, **kwargs)
 
 
 def _layers(

@@ -13,9 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
@@ -70,25 +68,16 @@ class Draws:
 
 
 class NoGenerators(TorchFunctionMode):
-    """Refuses an operation with a generator: the generator's state would have to be an input of the program.
-
-    A dropout that drops nothing returns its input, as in eager torch. Torch's decomposition would copy it.
-    """
+    """Refuses an operation with a generator: the generator's state would have to be an input of the program."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(isinstance(argument, torch.Generator) for argument in (*args, *kwargs.values())):
+        if torch.Generator in map(type, args) or torch.Generator in map(type, kwargs.values()):
             raise CaptureError(
                 f"{getattr(func, '__name__', func)} is given a generator:\n    {calling_place()}\n"
                 "A captured step draws from the seed that each step is given. Leave generator= out."
             )
-        if func is F.dropout and _drops_nothing(*args, **kwargs):
-            return args[0] if args else kwargs["input"]
         return func(*args, **kwargs)
-
-
-def _drops_nothing(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> bool:
-    return training is False or (isinstance(p, (int, float)) and p == 0)
 
 
 class Place(int):

@@ -18,11 +18,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from footplate.distributed.loss_sum import divisor
 from footplate.step.xla.capture.refusals import CaptureError, calling_place
@@ -128,8 +126,7 @@ class Installed:
             for owner, key, buffer in buffers:
                 owner._buffers[key] = self._state["buffers", buffer_names[id(buffer)]]
             self._install_optimizers()
-            with DataInPlace():
-                yield
+            yield
         finally:
             for owner, key, parameter in parameters:
                 owner._parameters[key] = parameter
@@ -231,23 +228,17 @@ class Installed:
         return tensors
 
 
-class DataInPlace(TorchFunctionMode):
-    """Makes `parameter.data = value` change the traced parameter in place, as a teacher that follows its student needs.
+SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def set_data(before: Tensor, now: Tensor) -> None:
+    """Make `parameter.data = value` change the traced parameter in place, as a teacher that follows its student needs.
 
     Otherwise the assignment would change the Python object, outside of the graph.
     """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func != _SET_DATA:
-            return func(*args, **(kwargs or {}))
-        before, now = args
-        if (now.shape, now.dtype) != (before.shape, before.dtype):
-            raise CaptureError(
-                f"a tensor of shape {tuple(before.shape)} ({before.dtype}) is given data of shape {tuple(now.shape)} "
-                f"({now.dtype}):\n    {calling_place()}\nA captured step keeps its state's types and shapes."
-            )
-        before.data.copy_(now)
-        return None
-
-
-_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+    if (now.shape, now.dtype) != (before.shape, before.dtype):
+        raise CaptureError(
+            f"a tensor of shape {tuple(before.shape)} ({before.dtype}) is given data of shape {tuple(now.shape)} "
+            f"({now.dtype}):\n    {calling_place()}\nA captured step keeps its state's types and shapes."
+        )
+    before.data.copy_(now)

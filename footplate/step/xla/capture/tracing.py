@@ -20,17 +20,16 @@ from footplate.core.hooks import overrides
 from footplate.step.precision import Precision
 from footplate.step.xla.capture import torch_tracing
 from footplate.step.xla.capture.arithmetic import NumbersAsInputs, Present, pythons_functions
-from footplate.step.xla.capture.attention_op import AttentionAsOne
+from footplate.step.xla.capture.attention_op import attention_as_one
 from footplate.step.xla.capture.attribute_guards import Attribute, form_of
 from footplate.step.xla.capture.attribute_guards import fed as feeding
 from footplate.step.xla.capture.captured_step import Captured
 from footplate.step.xla.capture.module_view import Logs, call_step, viewed_module
-from footplate.step.xla.capture.recurrence_op import RecurrenceAsOne
 from footplate.step.xla.capture.refusals import CaptureError, explained
+from footplate.step.xla.capture.replaced_functions import ReplacedFunctions
 from footplate.step.xla.capture.rng_ops import NoGenerators
 from footplate.step.xla.capture.side_effects import Change, Changes, refuse_changes
 from footplate.step.xla.capture.state import Installed, Path, State, state_of
-from footplate.step.xla.capture.static_shapes import FixedShapes
 from footplate.step.xla.capture.symbolic_scalars import MOST, Counters
 from footplate.step.xla.capture.torch_optimizers import Optimizers, as_list, rates_of
 from footplate.step.xla.capture.torch_optimizers import settings as optimizer_settings
@@ -212,8 +211,8 @@ def _capture(
         return [*after, *_tensors(step_name, returned), *logs.values.values()]
 
     with (
-        explained(step_name), changes.watched(), pythons_functions(), NumbersAsInputs(), AttentionAsOne(),
-        RecurrenceAsOne(), FixedShapes(), NoGenerators(),
+        explained(step_name), changes.watched(), pythons_functions(), NumbersAsInputs(), attention_as_one(),
+        ReplacedFunctions(), NoGenerators(),
     ):  # fmt: skip
         graph = torch_tracing.trace(whole, inputs, learning)
     counted = counters.counted
