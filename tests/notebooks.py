@@ -63,7 +63,8 @@ def execute(path: Path, directory: Path) -> Any:
     }
     resources = {"metadata": {"path": str(directory)}}
     client = NotebookClient(book, timeout=TIMEOUT_S, kernel_name="python3", resources=resources)
-    client.execute(env=environ)
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:  # short: sockets are in it
+        client.execute(env={**environ, "RAY_TMPDIR": place})
     for number, cell in enumerate(book.cells):
         cell.id = f"cell-{number}"
         cell.metadata.pop("execution", None)
