@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from footplate.core import html
 from footplate.core.version import __version__
 from footplate.scaling.chart import draw
 from footplate.scaling.findings import duration
@@ -77,6 +78,13 @@ def to_table(study: Study) -> RenderableType:
         table.add_row(*row(size, quartiles=False))
     lines = [study.reading, *study.notes, f"Files: {study.directory / NAME}.png (the chart), .md, .json"]
     return Group(table, *map(Text, lines))
+
+
+def to_html(study: Study) -> str:
+    """Show the medians and the findings in a notebook."""
+    rows = [row(size, quartiles=False) for size in study.sizes]
+    sentences = [study.reading, *study.notes, f"The chart is {study.directory / NAME}.png."]
+    return html.card(f"Scaling of {study.setup.name}", html.grid(HEADINGS, rows), html.notes(sentences))
 
 
 def row(size: Size, quartiles: bool = True) -> tuple[str, ...]:

@@ -186,6 +186,11 @@ class Study:
         """True if no training succeeded."""
         return not any(size.done for size in self.sizes)
 
+    def _repr_html_(self) -> str:
+        from footplate.scaling.report import to_html  # which needs this module
+
+        return to_html(self)
+
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Compute the median and quartiles of the known values; None if there are none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import json
 import os
 import struct
@@ -88,7 +89,7 @@ def test_a_trainer_that_knows_nothing_of_it_is_studied(study, tmp_path):
     ]
 
 
-def test_table_json_and_chart_are_written(study, tmp_path):
+def test_table_json_and_chart_are_written_and_a_notebook_shows_the_table(study, tmp_path):
     results = study(plain)
     written = json.loads((tmp_path / "out/scaling.json").read_text())
     assert written["reading"] == results.reading
@@ -101,6 +102,10 @@ def test_table_json_and_chart_are_written(study, tmp_path):
     assert picture.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", picture[16:24])
     assert min(width, height) > 500
+    shown = results._repr_html_()
+    assert "<strong>Scaling of plain</strong>" in shown
+    assert '<td style="text-align: left">× 1</td><td style="text-align: left">2 s</td>' in shown
+    assert results.reading in html.unescape(shown)
 
 
 def test_a_plain_function_asks_for_its_rate_and_returns_its_figures(study):
