@@ -88,6 +88,23 @@ def test_every_notebook_is_a_page_with_its_outputs(site):
     assert '../guide/data.html"' in text
 
 
+def test_every_notebook_is_a_japanese_page_with_the_same_outputs(site):
+    notebooks = sorted(path.stem for path in (ROOT / "examples" / "notebooks").glob("*.ipynb"))
+    assert sorted(path.stem for path in (site / "ja" / "tutorials").glob("*.html")) == notebooks
+    text = (site / "ja" / "tutorials" / "1_first_training.html").read_text()
+    assert "テーブルからの最初の学習" in text
+    assert "torch.Size([64, 1, 28, 28]) torch.uint8" in text
+    assert 'href="6_jobs.html"' in text
+    assert '../../guide/data.html"' in text
+
+
+def test_a_japanese_page_says_so_and_has_no_spaces_between_its_lines(site):
+    japanese = (site / "ja" / "start" / "install.html").read_text()
+    assert '<html lang="ja"' in japanese
+    assert "リポジトリをクローンして、クローンから" in japanese
+    assert '<html lang="en"' in (site / "start" / "install.html").read_text()
+
+
 def test_links_within_the_site_lead_to_a_file_and_an_anchor(pages):
     dead = []
     for path, page in pages.items():
