@@ -147,6 +147,24 @@ def test_search_finds_a_page_that_is_opened_from_the_file_system(site, browser: 
     page.close()
 
 
+@pytest.mark.engine
+@pytest.mark.parametrize("query", ["乱数", "生成器", "続きから再開する"], ids=["word", "end of a word", "phrase"])
+def test_search_finds_japanese(site, browser: Browser, query):
+    page = browser.new_page()
+    page.goto((site / "ja" / "start" / "install.html").as_uri())
+    page.get_by_placeholder("Search").click()
+    page.keyboard.type(query)
+    page.keyboard.press("End")  # the search waits for a key, and Japanese is typed without one here
+    expect(page.locator(".md-search-result__link", has_text="最初の実行").first).to_be_visible(timeout=60_000)
+    page.close()
+
+
+def test_search_shows_an_english_page_before_its_translation(site):
+    script = (site / "search" / "search_index.js").read_text()
+    documents = json.loads(script.removeprefix("var __index = "))["docs"]
+    assert {each.get("boost", 1) for each in documents if each["location"].startswith("ja/")} == {0.5}
+
+
 def test_headings_have_the_anchors_that_they_have_on_github(pages, site):
     assert "what-was-tried-in-it" in pages[site / "guide" / "lab.html"].anchors
     assert "other-projects-tests" in pages[site / "contributing.html"].anchors

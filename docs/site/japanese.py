@@ -12,10 +12,15 @@ LINE_END = re.compile(
     r"|(?<=[\u3041-\u30ff\u4e00-\u9fff])\n *(?=[\u3001-\u30ff\u4e00-\u9fff])"
 )
 
+SEARCH_BOOST = 0.5
+
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Join the lines of a Japanese paragraph."""
-    return LINE_END.sub("", markdown) if _is_japanese(page) else markdown
+    """Join the lines of a Japanese paragraph, and let a search for a name in code find the English page first."""
+    if not _is_japanese(page):
+        return markdown
+    page.meta["search"] = {"boost": SEARCH_BOOST}
+    return LINE_END.sub("", markdown)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
