@@ -1,12 +1,18 @@
 """The pages: their code runs, their links resolve, and their lists match the code.
 
 A Python block after a line `<!-- test -->` is run. The blocks of one page share their names and run in order.
+
+README.ja.md, docs/ja and examples/notebooks/ja are translations. Each ends with the name and the digest of its English
+text. If that text changes, a test fails until the change is translated. The blocks of a translation are those of the
+English page, and don't run again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import posixpath
 import re
 import tomllib
 from collections import Counter
@@ -15,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from mkdocs.utils.yaml import yaml_load
 from torch.utils.data import DataLoader, TensorDataset
 
 import footplate as fp
@@ -33,6 +40,8 @@ TESTED = re.compile(r"^<!-- test -->\n```python\n(.*?)^```$", re.MULTILINE | re.
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+# The sections of the site that have Japanese pages.
+TRANSLATED = ("Start", "Tutorials", "Migration")
 
 
 def anchors(text: str) -> set[str]:
@@ -98,23 +107,6 @@ def test_every_decision_stands_in_the_list_of_the_architecture():
 def test_the_readme_shows_an_example():
     program = (ROOT / "examples/images.py").read_text().split('"""\n\n', 1)[1]
     assert f"```python\n{program}```" in PAGES["README.md"]
-
-
-def test_the_japanese_readme_says_what_the_english_one_says():
-    english, japanese = PAGES["README.md"], PAGES["README.ja.md"]
-    stamp = f"<!-- README.md {hashlib.sha256(english.encode()).hexdigest()[:16]} -->\n"
-    assert japanese.endswith(stamp), f"translate what has changed in README.md, then end README.ja.md with {stamp}"
-    assert FENCED.findall(japanese) == FENCED.findall(english)
-
-    def places(text: str) -> Counter[str]:
-        return Counter(
-            target for target in LINK.findall(FENCED.sub("", text)) if not target.startswith(("#", "README"))
-        )
-
-    assert places(japanese) == places(english)
-    shown = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)
-    names = [[re.findall("`([^`]+)`", cell) for cell in shown.findall(text)] for text in (japanese, english)]
-    assert names[0] == names[1]
 
 
 def test_the_readme_lists_every_command():
@@ -242,3 +234,78 @@ def test_horovods_table_has_every_name_and_no_other():
     names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(names) == sorted(hvd.__all__)
     assert all(hasattr(hvd, name) for name in names)
+
+
+def file_of(page: str) -> str:
+    """The file of a page of the site, which may be a notebook."""
+    return f"examples/notebooks/{Path(page).stem}.ipynb" if page.startswith("tutorials/") else f"docs/{page}"
+
+
+def japanese_of(name: str) -> str:
+    """The Japanese file of an English one."""
+    if name == "README.md":
+        return "README.ja.md"
+    if name.endswith(".ipynb"):
+        return f"examples/notebooks/ja/{Path(name).stem}.md"
+    return name.replace("docs/", "docs/ja/", 1)
+
+
+NAV = yaml_load((ROOT / "mkdocs.yml").read_text())["nav"]
+SECTIONS = {title: pages for entry in NAV for title, pages in entry.items()}
+ENGLISH = ["README.md", *(file_of(page) for title in TRANSLATED for page in SECTIONS[title])]
+JAPANESE = {japanese_of(name): name for name in ENGLISH}
+# A notebook has one file for both languages. Its Japanese text is on the site.
+LINKED_PAGES = {name: japanese_of(name) for name in ENGLISH if name.endswith(".md")}
+
+
+def text_of(name: str) -> str:
+    """The text of a page. That of a notebook is in its Markdown cells."""
+    text = (ROOT / name).read_text()
+    if not name.endswith(".ipynb"):
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def places(name: str, replaced: dict[str, str]) -> Counter[str]:
+    """What a page links to, by its path from the root, after some paths are replaced."""
+    found: Counter[str] = Counter()
+    for target in LINK.findall(FENCED.sub("", text_of(name))):
+        path, _, anchor = target.partition("#")
+        if "://" not in path:
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) if path else name
+        path = replaced.get(path, path)
+        # A Japanese heading has an anchor of its own.
+        found[path if path in JAPANESE else f"{path}#{anchor}"] += 1
+    return found
+
+
+def names(text: str) -> list[str]:
+    """The names in backticks, in the order of the alphabet."""
+    return sorted(" ".join(name.split()) for name in re.findall("`([^`]+)`", text))
+
+
+def rows(text: str) -> list[list[str]]:
+    """The names in backticks in each row of a page's tables."""
+    return [names(row) for row in re.findall(r"^\|.*", FENCED.sub("", text), re.MULTILINE)]
+
+
+def test_the_readme_the_start_the_tutorials_and_the_migration_have_japanese_pages():
+    files = [*ROOT.glob("*.ja.md"), *ROOT.glob("docs/ja/**/*.md"), *ROOT.glob("examples/notebooks/ja/*.md")]
+    there = {path.relative_to(ROOT).as_posix() for path in files}
+    assert sorted(set(JAPANESE) - there) == [], "translate the English pages of these"
+    assert sorted(there - set(JAPANESE)) == [], f"delete these: they have no English pages in {TRANSLATED}"
+
+
+@pytest.mark.parametrize(("name", "english"), JAPANESE.items(), ids=JAPANESE)
+def test_a_japanese_page_says_what_the_english_one_says(name, english):
+    source, text = text_of(english), text_of(name)
+    stamp = f"<!-- {english} {hashlib.sha256(source.encode()).hexdigest()[:16]} -->\n"
+    assert text.endswith(stamp), f"translate what has changed in {english}, then end {name} with {stamp}"
+    assert FENCED.findall(text) == FENCED.findall(source), f"copy the blocks of {english} into {name}"
+    assert not TESTED.search(text), f"leave <!-- test --> out of {name}: its blocks run on {english}"
+    assert set(names(FENCED.sub("", text))) == set(names(FENCED.sub("", source))), f"name what {english} names"
+    assert rows(text) == rows(source), f"name in each row of a table what {english} names there"
+    assert places(name, {english: name}) == places(english, LINKED_PAGES), (
+        f"link from {name} to what {english} links to, and there to the Japanese page if it has one"
+    )

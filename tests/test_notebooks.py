@@ -53,5 +53,14 @@ def test_links_of_a_notebook_lead_somewhere(path):
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=ids(NOTEBOOKS))
+def test_the_japanese_text_has_each_markdown_cell(path):
+    book = nbformat.read(path, as_version=4)
+    japanese = path.parent / "ja" / f"{path.stem}.md"
+    marks = re.findall(r"^<!-- cell (\d+) -->$", japanese.read_text(), re.MULTILINE)
+    cells = [cell for cell in book.cells if cell.cell_type == "markdown"]
+    assert marks == [str(number) for number in range(1, len(cells) + 1)], f"number the Markdown cells in {japanese}"
+
+
 def test_there_are_notebooks():
     assert NOTEBOOKS

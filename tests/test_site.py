@@ -99,6 +99,23 @@ def test_a_benchmark_has_a_chart_of_its_results(site):
     assert widths[rows[0]["name"]] / widths[rows[-1]["name"]] == pytest.approx(expected, abs=0.01)
 
 
+def test_every_notebook_is_a_japanese_page_with_the_same_outputs(site):
+    notebooks = sorted(path.stem for path in (ROOT / "examples" / "notebooks").glob("*.ipynb"))
+    assert sorted(path.stem for path in (site / "ja" / "tutorials").glob("*.html")) == notebooks
+    text = (site / "ja" / "tutorials" / "1_first_training.html").read_text()
+    assert "テーブルからの最初の学習" in text
+    assert "torch.Size([64, 1, 28, 28]) torch.uint8" in text
+    assert 'href="6_jobs.html"' in text
+    assert '../../guide/data.html"' in text
+
+
+def test_a_japanese_page_says_so_and_has_no_spaces_between_its_lines(site):
+    japanese = (site / "ja" / "start" / "install.html").read_text()
+    assert '<html lang="ja"' in japanese
+    assert "リポジトリをクローンして、クローンから" in japanese
+    assert '<html lang="en"' in (site / "start" / "install.html").read_text()
+
+
 def test_links_within_the_site_lead_to_a_file_and_an_anchor(pages):
     dead = []
     for path, page in pages.items():
@@ -139,6 +156,24 @@ def test_search_finds_a_page_that_is_opened_from_the_file_system(site, browser: 
     page.keyboard.type("gradient_clip_val")
     expect(page.locator(".md-search-result__link", has_text="arguments and hooks").first).to_be_visible(timeout=60_000)
     page.close()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("query", ["乱数", "生成器", "続きから再開する"], ids=["word", "end of a word", "phrase"])
+def test_search_finds_japanese(site, browser: Browser, query):
+    page = browser.new_page()
+    page.goto((site / "ja" / "start" / "install.html").as_uri())
+    page.get_by_placeholder("Search").click()
+    page.keyboard.type(query)
+    page.keyboard.press("End")  # the search waits for a key, and Japanese is typed without one here
+    expect(page.locator(".md-search-result__link", has_text="最初の実行").first).to_be_visible(timeout=60_000)
+    page.close()
+
+
+def test_search_shows_an_english_page_before_its_translation(site):
+    script = (site / "search" / "search_index.js").read_text()
+    documents = json.loads(script.removeprefix("var __index = "))["docs"]
+    assert {each.get("boost", 1) for each in documents if each["location"].startswith("ja/")} == {0.5}
 
 
 def test_headings_have_the_anchors_that_they_have_on_github(pages, site):

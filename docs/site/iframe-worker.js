@@ -13,13 +13,19 @@ if (location.protocol === "file:") {
       // A document that is written here has the origin of the page, unlike one that is loaded from a file.
       const inside = this.frame.contentWindow;
       inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
-      const script = inside.document.createElement("script");
-      script.src = url;
-      this.ready = new Promise((resolve, reject) => {
-        script.addEventListener("load", resolve);
-        script.addEventListener("error", reject);
-      });
-      inside.document.body.append(script);
+      const load = (source) =>
+        new Promise((resolve, reject) => {
+          const script = inside.document.createElement("script");
+          script.src = source;
+          script.addEventListener("load", resolve);
+          script.addEventListener("error", reject);
+          inside.document.body.append(script);
+        });
+      // The search loads a script for each of its languages, in this order.
+      inside.importScripts = async (...sources) => {
+        for (const source of sources) await load(source);
+      };
+      this.ready = load(url);
     }
 
     async postMessage(data) {

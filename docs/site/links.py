@@ -22,6 +22,7 @@ INCLUDED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"
 
 # The pages that are made of notebooks. Only such a page links to the notebook itself.
 TUTORIALS = "docs/tutorials"
+JAPANESE_TUTORIALS = "docs/ja/tutorials"
 
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]+)?\)")
@@ -52,14 +53,15 @@ def relinked(text: str, page: str) -> str:
         page: its path in the repository, such as "docs/guide/data.md"; "" for a file that is moved from the root to docs/.
     """
     folder = posixpath.dirname(page)
+    tutorials = JAPANESE_TUTORIALS if page.startswith("docs/ja/") else TUTORIALS
 
     def relink(link: re.Match[str]) -> str:
         target, anchor = link[1], link[2] or ""
         if "://" in target or target.startswith("mailto:"):
             return link[0]
         path = posixpath.normpath(posixpath.join(folder, target))
-        if path.startswith("examples/notebooks/") and posixpath.dirname(page) != TUTORIALS:
-            path = f"{TUTORIALS}/{posixpath.basename(path).replace('.ipynb', '.md')}"
+        if path.startswith("examples/notebooks/") and folder != tutorials:
+            path = f"{tutorials}/{posixpath.basename(path).replace('.ipynb', '.md')}"
             return f"]({posixpath.relpath(path, folder or 'docs')}{anchor})"
         if path in INCLUDED:
             return f"]({posixpath.relpath(posixpath.join('docs', INCLUDED[path]), folder or 'docs')}{anchor})"
