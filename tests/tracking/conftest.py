@@ -22,6 +22,12 @@ def run_dir(tmp_path):
     return path
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """An uploader has a low priority. On a busy machine, it may take longer than 20 s to connect."""
+    monkeypatch.setattr("footplate.tracking.mlflow.RUN_ID_TIMEOUT_S", 120.0)
+
+
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory):
     """An MLflow database with its tables, which take seconds to create."""
