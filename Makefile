@@ -111,6 +111,7 @@ bench: setup  ## the benchmarks, with their peers; figures go to benchmarks/resu
 	$(BIN)/python benchmarks/recovery.py --json benchmarks/results/recovery.json
 	$(BIN)/python benchmarks/replay.py --json benchmarks/results/replay.json
 	$(BIN)/python benchmarks/goodput.py --json benchmarks/results/goodput.json
+	$(BIN)/python benchmarks/tune.py --json benchmarks/results/tune.json
 	$(BIN)/python benchmarks/profiler_overhead.py --json benchmarks/results/profiler_overhead.json
 	bash benchmarks/peers/data.sh $(VENV)
 	$(BIN)/python benchmarks/data_images.py --json benchmarks/results/data_images.json

@@ -18,6 +18,8 @@ sys.path.insert(0, str(BENCHMARKS))
 import common  # noqa: E402
 import data_common  # noqa: E402
 import foreign_tests  # noqa: E402
+import tune_records  # noqa: E402
+from tune_records import Record  # noqa: E402
 
 RATIOS = {
     "augmentation": {"decoded_row_by_row_vs_left", "cached_row_by_row_vs_left"},
@@ -215,6 +217,49 @@ def test_the_benchmark_of_launches_has_parts_on_clusters(part, package, ratios, 
     assert [row["name"] for row in found["rows"]] == entrants
     assert all(0 < run["first_s"] <= run["returned_s"] for row in found["rows"] for run in row["rounds"])
     assert package in found["versions"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entrants", "ratios"),
+    [
+        pytest.param(
+            ["footplate", "optuna"],
+            {"device_seconds_vs_best_peer", "device_seconds_vs_optuna", "wall_vs_optuna"},
+            id="optuna",
+        ),
+        pytest.param(["ray tune"], set(), id="ray-tune", marks=pytest.mark.engine),
+    ],
+)
+def test_the_benchmark_of_tunings_trains_the_same_trials_with_each(entrants, ratios, tmp_path: Path):
+    found, _ = quick_run("tune", tmp_path / "tune.json", "--only", *entrants)
+    assert set(found["ratios"]) == ratios
+    assert [row["name"] for row in found["rows"]] == entrants
+    for row in found["rows"]:
+        assert (row["trials"], row["epochs"], row["reached"]) == (3, 3, 0)
+        assert 0 < row["trial_start_s"] <= row["trial_start_p90_s"] < row["device_s"] <= row["wall_s"]
+    # One epoch of the same hyperparameters and rows leads to about the same score.
+    assert all(row["best"] == pytest.approx(found["rows"][0]["best"], abs=0.1) for row in found["rows"])
+
+
+def test_a_tuning_counts_the_devices_that_its_trials_held_until_the_score():
+    records = [
+        Record(1, "given", 0.0), Record(2, "given", 1.0), Record(1, "score", 3.0, 0.2), Record(1, "released", 4.0),
+        Record(3, "given", 5.0), Record(1, "given", 6.0), Record(1, "score", 8.0, 0.9), Record(3, "released", 9.0),
+    ]  # fmt: skip
+    found = tune_records.figures(records, started=-2.0, target=0.9)
+    # Trial 1 held a device for 4 and 2 seconds, trial 2 never gave it back, and trial 3 held it until the score.
+    assert found == {"device_s": 4 + 2 + 7 + 3, "wall_s": 10, "trials": 3, "epochs": 2, "best": 0.9, "reached": 1}
+    missed = tune_records.figures(records, started=-2.0, target=1.0)
+    assert (missed["device_s"], missed["wall_s"], missed["reached"]) == (4 + 3 + 8 + 4, 11, 0)
+
+
+def test_the_start_of_a_trial_is_from_the_decision_to_its_first_line():
+    records = [
+        Record(1, "chosen", 0.0), Record(1, "began", 4.0), Record(2, "chosen", 5.0), Record(2, "began", 5.25),
+        Record(3, "chosen", 6.0), Record(2, "began", 9.0),
+    ]  # fmt: skip
+    assert tune_records.starts(records, after=1) == [0.25]
 
 
 @pytest.mark.slow

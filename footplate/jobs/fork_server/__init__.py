@@ -26,7 +26,7 @@ programs.py      forks that wait for their order, and become the program of an a
 - The interpreter and the package are those of the trial.
 - All variables are the same, but for those that only this process of a job gets. No import has read one of these.
 - The files of all imported modules are unchanged. Otherwise the fork server ends, and the tuning starts another.
-- The fork server has one thread, and has touched no device.
+- The fork server has one thread, except the one that importing pyarrow starts, and has touched no device.
 - It has imported installed packages alone. The user's own modules are imported in the fork.
 
 A trial that can't begin from a fork starts from nothing, as any job does. That is so for the second attempt of a trial, for

@@ -14,9 +14,10 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-# What a program imports later: torch when it makes an optimizer, Footplate when it trains.
+# What a program imports later: torch when it makes an optimizer, pyarrow when it reads a file, Footplate when it trains.
 LATER = {
     "torch": ("torch._dynamo",),
+    "pyarrow": ("pyarrow.dataset",),
     "footplate": ("torch._dynamo", "footplate.training.trainer", "footplate.step.eager", "rich.table"),
 }
 # Footplate's own names, used as attributes.

@@ -45,6 +45,10 @@ _SUPERVISOR = (
     "footplate.jobs.backends.local.members", "footplate.jobs.backends.local.usage", "psutil",
 )  # fmt: skip
 
+# Threads that a fork may leave behind, since their libraries provide for it. Importing pyarrow starts jemalloc's thread,
+# which returns unused memory to the kernel. In a fork, jemalloc does that when memory is freed.
+_LEFT_BEHIND = ("jemalloc_bg_thd",)
+
 Role = Callable[[], None]
 
 
@@ -145,8 +149,14 @@ def _why_unable(config: Config) -> str:
     if fork == 0:
         os._exit(0)
     os.waitpid(fork, 0)
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    return f"an import has started {threads - 1} threads" if threads > 1 else ""
+    threads = _threads()
+    return f"an import has started {threads} threads" if threads else ""
+
+
+def _threads() -> int:
+    """The number of threads of this process, without the main thread and those of `_LEFT_BEHIND`."""
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return sum(name not in _LEFT_BEHIND for name in names) - 1
 
 
 def _versions() -> dict[str, tuple[int, int]]:

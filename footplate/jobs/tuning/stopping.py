@@ -10,8 +10,9 @@
 A trial that is stopped never goes on. A trial that is paused saves and ends, and goes on from its checkpoint when it is
 among the best third after all, since more trials have reached its rung (`next_to_continue`).
 
-All rules let a trial go on while fewer than `FEWEST` trials can be compared. A trial of asha is judged at the highest rung
-that so many have reached. So a trial that reaches its next rung while it saves doesn't escape the cut of the one before.
+A trial goes on while too few trials can be compared: with the median rule, fewer than `FEWEST`. Being paused isn't final,
+so at a rung, two are enough (`FEWEST_AT_RUNG`). A trial of asha is judged at the highest rung that so many have reached. So
+a trial that reaches its next rung while it saves doesn't escape the cut of the one before.
 
 With all rules, a trial is stopped when its metric becomes NaN or infinite.
 """
@@ -25,8 +26,11 @@ from footplate.jobs.record import Trial, TrialState
 from footplate.jobs.tuning.measurements import Measurement, is_finite
 from footplate.jobs.tuning.plan import TuningPlan
 
-# A trial is compared with at least this many trials; with asha and hyperband, it is one of them.
+# With the median rule, a trial is compared with at least this many trials.
 FEWEST = 3
+# With asha and hyperband, at least this many trials are compared, the trial itself included. With three, the first two
+# trials of a machine that runs two at once would run to their ends.
+FEWEST_AT_RUNG = 2
 FACTOR = 3
 # The brackets of consecutive trials, over and over. Hyperband gives each bracket about the same amount of training, so
 # those with early rungs have more trials: 6, 3 and 2 (of 9, 4.5 and 3).
@@ -63,7 +67,7 @@ def why_pause(plan: TuningPlan, trial: Trial, others: Sequence[Trial]) -> str:
     same = [trial, *(other for other in others if _bracket_of(plan, other) == bracket)]
     for rung in _rungs_of(trial, bracket):
         reached = [each.measurements[rung - 1] for each in same if len(each.measurements) >= rung]
-        if len(reached) >= FEWEST:
+        if len(reached) >= FEWEST_AT_RUNG:
             return _why_cut(plan, trial, rung, reached)
     return ""
 

@@ -114,6 +114,21 @@ def test_a_forked_program_finds_what_a_new_interpreter_gives(bench: Bench):
     assert forks == alone
 
 
+def test_a_program_that_imports_pyarrow_begins_from_a_fork_although_jemalloc_has_a_thread(bench: Bench):
+    source = """
+    import pyarrow as pa
+    from pyarrow import parquet
+    table = pa.table({"row": pa.array(range(100_000)).cast(pa.int64(), memory_pool=pa.jemalloc_memory_pool())})
+    parquet.write_table(table, place / f"{trial}.parquet")
+    print(is_forked(), sum(parquet.read_table(place / f"{trial}.parquet")["row"].to_pylist()))
+    del table
+    report()
+    """
+    tune(bench, source)
+    assert bench.jobs.wait("tuned").state == State.SUCCEEDED
+    assert bench.output("tuned_trial_1") == "True 4999950000\n"
+
+
 def test_an_error_is_shown_and_counted_as_that_of_a_new_interpreter(bench: Bench):
     source = """
     if trial == "1":

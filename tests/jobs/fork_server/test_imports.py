@@ -68,9 +68,10 @@ def test_names_of_footplate_are_imports_wherever_they_are_used(package):
     assert names == ["footplate", "footplate.Trainer", *LATER["footplate"]]
 
 
-def test_what_torch_imports_later_is_imported_with_it(package):
-    source = package(task="from torch import nn")
-    assert imported_names(["trainer.task"], source) == ["torch", "torch.nn", *LATER["torch"]]
+@pytest.mark.parametrize(("library", "name"), [("torch", "nn"), ("pyarrow", "parquet")])
+def test_what_a_library_imports_later_is_imported_with_it(package, library: str, name: str):
+    source = package(task=f"from {library} import {name}")
+    assert imported_names(["trainer.task"], source) == [library, f"{library}.{name}", *LATER[library]]
 
 
 def test_a_program_of_an_installed_package_is_its_own_import(tmp_path: Path):

@@ -319,11 +319,11 @@ def test_a_trial_that_misses_the_cut_is_paused_and_continues_when_it_makes_it(st
     for number in (1, 2, 3, 4):
         tuning.move_on()
         tuning.run(number)
-    # Fewer than three have reached the first rung.
+    # Alone at the first rung.
     tuning.report(1, (1, 0.5))
-    tuning.report(2, (1, 0.4))
     tuning.move_on()
     assert tuning.states == ["ACTIVE"] * 4
+    tuning.report(2, (1, 0.4))
     tuning.report(3, (1, 0.3))
     tuning.move_on()
     assert tuning.states == ["ACTIVE", "PAUSING", "PAUSING", "ACTIVE"]

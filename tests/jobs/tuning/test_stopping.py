@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from footplate.jobs.record import Trial, TrialState
 from footplate.jobs.tuning.plan import StopRule, TuningPlan
-from footplate.jobs.tuning.stopping import FACTOR, FEWEST, next_to_continue, why_pause, why_stop
+from footplate.jobs.tuning.stopping import FACTOR, FEWEST_AT_RUNG, next_to_continue, why_pause, why_stop
 
 NAN = float("nan")
 
@@ -72,6 +72,13 @@ def test_successive_halving_keeps_the_best_third_at_each_rung():
     assert why_pause(a_plan("asha"), a_trial([0.45, 0.0]), others) == ""
 
 
+def test_of_two_trials_at_a_rung_the_worse_one_is_paused_and_a_trial_alone_goes_on():
+    assert why_pause(a_plan("asha"), a_trial([0.1]), []) == ""
+    assert why_pause(a_plan("asha"), a_trial([0.2]), [a_trial([0.1], number=1)]) == ""
+    why = why_pause(a_plan("asha"), a_trial([0.1]), [a_trial([0.2], number=1)])
+    assert why == "at step 10, measurement 1, its accuracy 0.1 is number 2 of 2"
+
+
 def test_a_third_measurement_is_compared_with_third_measurements():
     others = [a_trial([0.0, 0.0, value], number=number) for number, value in enumerate([0.7, 0.8, 0.9])]
     assert why_pause(a_plan("asha"), a_trial([0.5, 0.5, 0.95]), others) == ""
@@ -93,15 +100,16 @@ def test_a_paused_trial_continues_when_enough_worse_trials_have_reached_its_rung
 
 
 def test_a_paused_trial_that_came_to_the_next_rung_before_the_others_stays_paused():
-    others = [a_trial([0.9, 0.9, 0.9], number=1), a_trial([0.5], number=2)]
+    others = [a_trial([0.9, 0.9], number=1), a_trial([0.5], number=2)]
     paused = a_trial([0.3, 0.3, 0.3], TrialState.PAUSED, 3)
     assert next_to_continue(a_plan("asha"), [*others, paused]) is None
     assert "measurement 1, its accuracy 0.3 is number 3 of 3" in why_pause(a_plan("asha"), paused, others)
 
 
 def test_the_paused_trial_that_came_farthest_continues_first():
-    far = a_trial([0.5, 0.5, 0.5], TrialState.PAUSED, 7)
-    assert next_to_continue(a_plan("asha"), [a_trial([0.9], TrialState.PAUSED, 1), far]) == far
+    near, far = a_trial([0.9], TrialState.PAUSED, 1), a_trial([0.5, 0.5, 0.5], TrialState.PAUSED, 7)
+    worse = [a_trial([0.1], number=number) for number in range(2, 6)]
+    assert next_to_continue(a_plan("asha"), [near, *worse, far]) == far
     # Without a rule, all trials that were cancelled with their tuning continue.
     assert next_to_continue(a_plan(""), [a_trial([], TrialState.PAUSED, 2), a_trial([], TrialState.PAUSED, 1)]) == (
         a_trial([], TrialState.PAUSED, 1)
@@ -146,7 +154,7 @@ def test_a_third_of_those_that_reached_a_rung_go_on_and_these_are_the_best(goal:
         if not why_pause(a_plan("asha", goal), trial, [other for other in trials if other != trial])
     ]
     best = sorted(values, reverse=goal == "MAXIMIZE")
-    count = len(values) if len(values) < FEWEST else max(1, len(values) // FACTOR)
+    count = len(values) if len(values) < FEWEST_AT_RUNG else max(1, len(values) // FACTOR)
     assert sorted(kept) == sorted(best[:count])
 
 
@@ -161,5 +169,5 @@ def test_the_order_of_trials_and_a_worse_newcomer_change_nothing_for_a_trial_tha
     assert why_pause(plan, trial, shuffled) == why
     least = -1 - worse if goal == "MAXIMIZE" else 10_001 + worse
     newcomer = a_trial([least] * 9, number=len(values) + 1)
-    if rule == "asha" and not why and len(values) >= FEWEST:
+    if rule == "asha" and not why and len(values) >= FEWEST_AT_RUNG:
         assert why_pause(plan, trial, [*others, newcomer]) == ""
