@@ -153,7 +153,7 @@ def _question(process: Answering, until: float) -> dict[str, Any] | None:
                 if answer["at"] >= asked_at:
                     return answer if "threads" in answer else None
             now = time.monotonic()
-            if _holds_bytes(pipe):
+            if _holds_bytes(pipe) and proc.has_runnable_thread(process.pid):
                 read_at = now
             if now > min(until, read_at + ANSWER_S):
                 return None
@@ -162,7 +162,11 @@ def _question(process: Answering, until: float) -> dict[str, Any] | None:
 
 
 def _holds_bytes(pipe: int) -> bool:
-    """Return True if a pipe has bytes that nobody has read: on a busy machine, the reader may not have run yet."""
+    """Return True if a pipe has bytes that nobody has read.
+
+    On a busy machine, the reader may not have run yet. It is runnable then. A reader that sleeps waits for the GIL, to
+    answer the question before this one.
+    """
     (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
     return count > 0
 

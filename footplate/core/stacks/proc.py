@@ -104,6 +104,15 @@ def catches(pid: int, signum: int) -> bool:
     return bool(_mask(f"/proc/{pid}/status", "SigCgt") >> (signum - 1) & 1)
 
 
+def has_runnable_thread(pid: int) -> bool:
+    """Return True if a thread runs or waits for a processor, other than the main thread."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            if task.name != str(pid) and (task / "stat").read_text().rpartition(")")[2].split()[0] == "R":
+                return True
+    return False
+
+
 def handling(pid: int, signum: int) -> set[str]:
     """The threads that have a signal pending or blocked, as they do while they handle it."""
     bit, threads = 1 << (signum - 1), set[str]()
