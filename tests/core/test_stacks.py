@@ -184,12 +184,13 @@ def test_a_loop_is_running_and_has_its_rank(start: Start) -> None:
 
 def test_a_process_whose_c_code_keeps_the_gil_answers_a_signal(start: Start) -> None:
     pid = start("while True: ctypes.PyDLL(None).sleep(300)", RANK="1", WORLD_SIZE="2")
-    # More often than once: the thread that answers may still wait for the GIL, with the question before this one.
-    for _ in range(4):
+    until(lambda: asked(pid).source == "signal")
+    # The thread that answers may still wait for the GIL, with the question before this one, or have it just now.
+    for _ in range(3):
         process = asked(pid)
-        assert process.source == "signal"
-    assert process.rank == 1
-    assert process.main[0].function == "hang"
+        assert process.rank == 1
+        assert process.source in ("signal", "answer")
+        assert process.main[0].function == "hang"
     assert [thread.name for thread in process.threads] == ["MainThread"]  # not the thread that answers
 
 
