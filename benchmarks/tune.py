@@ -3,8 +3,8 @@
     python benchmarks/tune.py --json benchmarks/results/tune.json
 
 Each tuning searches for the learning rate, width and weight decay of a small network (`tune_problem.py`), with two trials
-at once on two cores, until a trial has the score `TARGET` on the validation rows. One in ten of the drawn hyperparameters
-reaches it. All contestants try the same hyperparameters in the same order (`tune_task.py`), with asynchronous successive
+at once on two cores, until a trial has the score `TARGET` on the validation rows. Few of the drawn hyperparameters reach
+it. All contestants try the same hyperparameters in the same order (`tune_task.py`), with asynchronous successive
 halving: a trial is judged after 1, 3 and 9 epochs, and the best third goes on. A round has one seed. Each contestant tunes
 once in it.
 
