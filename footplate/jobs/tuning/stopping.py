@@ -10,9 +10,9 @@
 A trial that is stopped never goes on. A trial that is paused saves and ends, and goes on from its checkpoint when it is
 among the best third after all, since more trials have reached its rung (`next_to_continue`).
 
-A trial goes on while too few trials can be compared: fewer than `FEWEST` with the median rule, fewer than `FEWEST_AT_RUNG` with
-asha and hyperband. A trial of asha is judged at the highest rung that enough trials have reached. So a trial that reaches its
-next rung while it saves doesn't escape the cut of the one before.
+A trial goes on while too few trials can be compared: fewer than `FEWEST` with the median rule, fewer than
+`FEWEST_AT_RUNG` with asha and hyperband. A trial of asha is judged at the highest rung that enough trials have reached. So
+a trial that reaches its next rung while it saves doesn't escape the cut of the one before.
 
 With all rules, a trial is stopped when its metric becomes NaN or infinite.
 """
@@ -28,8 +28,8 @@ from footplate.jobs.tuning.plan import TuningPlan
 
 # With the median rule, a trial is compared with at least this many trials.
 FEWEST = 3
-# With asha and hyperband, at least this many trials are compared, the trial itself included. A paused trial may go on later, so
-# two are enough. With three, the first two trials of a machine that runs two at once would run to their ends.
+# With asha and hyperband, at least this many trials are compared, the trial itself included. A paused trial may go on
+# later, so two are enough. With three, the first two trials of a machine that runs two at once would run to their ends.
 FEWEST_AT_RUNG = 2
 FACTOR = 3
 # The brackets of consecutive trials, over and over. Hyperband gives each bracket about the same amount of training, so
