@@ -3,7 +3,7 @@
     Table("lake/flowers")                                   # Delta: its newest version, pinned when it is opened
     Table("lake/flowers", version=12)                       # or "2024-05-01T12:00:00", or a datetime
     Table("data/*.parquet", columns=["image", "label"], filter=[("year", ">=", 2020)])
-    Table("s3://bucket/photos")                             # or gs://; Delta, Parquet, TFRecord or image files
+    Table("s3://bucket/photos")                             # Delta, Parquet, TFRecord or image files
     Table(dataframe)                                        # Arrow, pandas, polars, a dict of columns
     Table("lake/flowers").split({"train": 0.9, "val": 0.1})
     Table("lake/documents", columns=["text"]).map(tokenize, cache="/local/ssd")

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
+from object_storage import azure_bucket, gcs_bucket, s3_bucket  # noqa: F401
 
 
 def picture(number: int, height: int = 8, width: int = 8, channels: int = 1) -> np.ndarray:

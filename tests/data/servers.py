@@ -23,34 +23,28 @@ def upload(uri: str, directory: Path) -> None:
                 stream.write(path.read_bytes())
 
 
-class Proxy:
-    """Passes requests on to a server, and fails on request.
+class LoopbackServer:
+    """A server that a test plays. Each request is passed to `answer`, in a thread of its own.
 
     Attributes:
         url: its address.
-        reads: (path, first byte, last byte) of each ranged GET that was answered in full.
-        connections: the client's port of each request. Two requests of one port came over one connection.
-        fail: called with the number of each ranged GET, from 0: None, "busy" (503) or "cut" (half of the body).
     """
 
-    def __init__(self, target: str) -> None:
-        self.reads: list[tuple[str, int, int]] = []
-        self.connections: list[int] = []
-        self.fail: Callable[[int], str | None] = lambda number: None
-        self._gets = 0
-        self._lock = threading.Lock()
-        proxy, host = self, target.removeprefix("http://")
+    def __init__(self) -> None:
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # A header that waits for its acknowledgement would take 40 ms.
+            disable_nagle_algorithm = True
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-            def answer(self) -> None:
-                proxy.answer(self, host)
+            def pass_on(self) -> None:
+                server.answer(self, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
 
-            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
@@ -65,16 +59,39 @@ class Proxy:
         self._server.server_close()
         self._thread.join()
 
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
+        """Answer one request."""
+        raise NotImplementedError
+
+
+class Proxy(LoopbackServer):
+    """Passes requests on to a server, and fails on request.
+
+    Attributes:
+        reads: (path, first byte, last byte) of each ranged GET that was answered in full.
+        connections: the client's port of each request. Two requests of one port came over one connection.
+        fail: called with the number of each ranged GET, from 0: None, "busy" (503) or "cut" (half of the body).
+    """
+
+    def __init__(self, target: str) -> None:
+        self.reads: list[tuple[str, int, int]] = []
+        self.connections: list[int] = []
+        self.fail: Callable[[int], str | None] = lambda number: None
+        self._gets = 0
+        self._lock = threading.Lock()
+        self._host = target.removeprefix("http://")
+        super().__init__()
+
     @property
     def read_bytes(self) -> int:
         """The number of bytes that ranged reads have returned."""
         return sum(last - first + 1 for _, first, last in self.reads)
 
-    def answer(self, request: BaseHTTPRequestHandler, host: str) -> None:
-        """Answer one request."""
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         self.connections.append(request.client_address[1])
-        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
-        match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range") or "")
+        match = re.fullmatch(
+            r"bytes=(\d+)-(\d+)", request.headers.get("Range") or request.headers.get("x-ms-range") or ""
+        )
         how = None
         if match and request.command == "GET":
             with self._lock:
@@ -84,7 +101,7 @@ class Proxy:
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
-        connection = http.client.HTTPConnection(host)
+        connection = http.client.HTTPConnection(self._host)
         connection.request(request.command, request.path, body, dict(request.headers))
         answer = connection.getresponse()
         data = answer.read()

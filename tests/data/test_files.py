@@ -185,3 +185,32 @@ def test_a_damaged_tfrecord_file_is_named(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(DataError, match=f"a.tfrecord: .*{says}"):
             Table(file)
+
+
+class Changing:
+    """A file system on which files grow as soon as they are open."""
+
+    type_name = "local"
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def get_file_info(self, path: str) -> Any:
+        return self._inner.get_file_info(path)
+
+    def open_input_file(self, path: str) -> Any:
+        opened = self._inner.open_input_file(path)
+        with Path(path).open("ab") as file:
+            file.write(b"more")
+        return opened
+
+
+@pytest.mark.parametrize("kind", ["images", "records"])
+def test_a_file_that_changes_between_its_check_and_its_read_is_noticed(
+    flowers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    records = write_records(tmp_path / "a.tfrecord", [example(x=[number]) for number in range(5)])
+    source = Table(flowers if kind == "images" else records)._source
+    monkeypatch.setattr(source, "_filesystem", Changing(source._filesystem))
+    with pytest.raises(DataError, match=r"can't be read any more .*was replaced by another file"):
+        source.read(0, source.schema.names)

@@ -64,7 +64,7 @@ def padding(lengths: list[np.ndarray]) -> float:
 
 
 @given(orders())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_ranks_hand_out_every_row_exactly_once(drawn: tuple[Arguments, int]) -> None:
     arguments, world = drawn
     epoch = GroupedEpoch(*arguments)
@@ -73,7 +73,7 @@ def test_the_ranks_hand_out_every_row_exactly_once(drawn: tuple[Arguments, int])
 
 
 @given(orders())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_batches_and_shares_are_as_many_and_as_large_as_without_grouping(drawn: tuple[Arguments, int]) -> None:
     arguments, world = drawn
     grouped, plain = GroupedEpoch(*arguments), Epoch(*arguments[:3])
@@ -84,7 +84,7 @@ def test_batches_and_shares_are_as_many_and_as_large_as_without_grouping(drawn: 
 
 
 @given(orders(), st.integers(1, 9))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_global_batch_is_the_same_list_of_rows_for_any_number_of_ranks(
     drawn: tuple[Arguments, int], other: int
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_global_batch_is_the_same_list_of_rows_for_any_number_of_ranks(
 
 
 @given(orders(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_batch_is_known_without_the_batches_before_it(drawn: tuple[Arguments, int], data: st.DataObject) -> None:
     arguments, world = drawn
     epoch = GroupedEpoch(*arguments)
@@ -106,7 +106,7 @@ def test_any_batch_is_known_without_the_batches_before_it(drawn: tuple[Arguments
 
 
 @given(orders())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_batches_of_a_megabatch_divide_its_sorted_lengths(drawn: tuple[Arguments, int]) -> None:
     epoch = GroupedEpoch(*drawn[0])
     assert np.diff(epoch._edges).max() <= drawn[0][-1]
@@ -117,7 +117,7 @@ def test_the_batches_of_a_megabatch_divide_its_sorted_lengths(drawn: tuple[Argum
 
 
 @given(orders())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_megabatch_has_the_rows_that_its_batches_have_without_grouping(drawn: tuple[Arguments, int]) -> None:
     rows, order, _, lengths, megabatch = drawn[0]
     # Epoch 0 begins with the row group of the longest row.
@@ -132,7 +132,7 @@ def test_a_megabatch_has_the_rows_that_its_batches_have_without_grouping(drawn: 
 
 
 @given(orders())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_batch_takes_one_slice_of_a_window_which_is_not_needed_after_its_last_batch(
     drawn: tuple[Arguments, int],
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_batch_takes_one_slice_of_a_window_which_is_not_needed_after_its_last_
 
 
 @given(orders())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_first_batch_of_epoch_0_has_the_longest_row(drawn: tuple[Arguments, int]) -> None:
     rows, order, _, lengths, megabatch = drawn[0]
     # Row groups are read whole, and streams are longer than a row group.

@@ -1,4 +1,4 @@
-"""Tables on S3 and Google Cloud Storage, against real servers on loopback."""
+"""Tables on S3, Google Cloud Storage and Azure Blob Storage, against real servers on loopback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from object_storage import serve_gcs, serve_s3
+from object_storage import Bucket
 from ports import free_port
 
 from footplate.core.errors import DataError
@@ -36,49 +35,32 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "_FIRST_WAIT_S", 0.01)
 
 
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[str]:
-    port = free_port()
-    with serve_s3(port):
-        yield f"http://127.0.0.1:{port}"
+@pytest.fixture
+def s3(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:
+    return s3_bucket.use(monkeypatch)
 
 
 @pytest.fixture
-def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in {
-        "AWS_ENDPOINT_URL": s3_server,
-        "AWS_ACCESS_KEY_ID": "someone",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    urllib.request.urlopen(urllib.request.Request(f"{s3_server}/lake", method="PUT"))
-    return "s3://lake"
-
-
-@pytest.fixture(scope="module")
-def gcs_server() -> Iterator[str]:
-    port = free_port()
-    with serve_gcs(port):
-        yield f"http://127.0.0.1:{port}"
+def gcs(gcs_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:
+    return gcs_bucket.use(monkeypatch)
 
 
 @pytest.fixture
-def gcs(gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
-    return "gs://lake"
+def azure(azure_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:
+    return azure_bucket.use(monkeypatch)
 
 
 def ids(table: Table) -> list[int]:
     return sorted(number for batch in Loader(table, 16, shuffle=True) for number in batch["id"].tolist())
 
 
-def test_a_delta_table_on_s3(s3: str) -> None:
-    uri = f"{s3}/delta"
-    options = {"AWS_ALLOW_HTTP": "true"}
+@pytest.mark.parametrize("kind", ["s3", "azure"])
+def test_a_delta_table(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     for start in (0, 50):
-        write_deltalake(uri, image_rows(start, start + 50), mode="append", storage_options=options)
-    DeltaTable(uri, storage_options=options).delete("id < 20")
+        write_deltalake(tmp_path / "delta", image_rows(start, start + 50), mode="append")
+    DeltaTable(tmp_path / "delta").delete("id < 20")
+    uri = f"{request.getfixturevalue(kind)}/delta"
+    upload(uri, tmp_path / "delta")
     table = Table(uri)
     assert (table.kind, table.version) == ("delta", 2)
     assert ids(table) == list(range(20, 100))
@@ -86,16 +68,41 @@ def test_a_delta_table_on_s3(s3: str) -> None:
     assert ids(pickle.loads(pickle.dumps(table))) == list(range(20, 100))
 
 
-def test_parquet_images_and_globs_on_s3(s3: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["s3", "azure"])
+def test_parquet_images_and_globs(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    uri = request.getfixturevalue(kind)
     for part in range(3):
         pq.write_table(image_rows(part * 10, part * 10 + 10), tmp_path / f"part {part}.parquet")
-    upload(f"{s3}/plain", tmp_path)
-    assert ids(Table(f"{s3}/plain")) == list(range(30))
-    assert ids(Table(f"{s3}/plain/part%20[01].parquet")) == list(range(20))
+    upload(f"{uri}/plain", tmp_path)
+    assert ids(Table(f"{uri}/plain")) == list(range(30))
+    assert ids(Table(f"{uri}/plain/part%20[01].parquet")) == list(range(20))
+    assert ids(Table(f"{uri}/plain/part%20?.parquet")) == list(range(30))
     (tmp_path / "photos" / "cat").mkdir(parents=True)
     (tmp_path / "photos" / "cat" / "1.png").write_bytes(png(1))
-    upload(f"{s3}/photos", tmp_path / "photos")
-    assert Table(f"{s3}/photos").head().to_pylist()[0]["label_name"] == "cat"
+    upload(f"{uri}/photos", tmp_path / "photos")
+    assert Table(f"{uri}/photos").head().to_pylist()[0]["label_name"] == "cat"
+
+
+@pytest.mark.parametrize("address", ["az://lake", "abfss://lake", "abfs://lake@devstoreaccount1.blob.core.windows.net"])
+def test_addresses_of_azure(azure: str, tmp_path: Path, address: str) -> None:
+    pq.write_table(image_rows(0, 30), tmp_path / "a.parquet", row_group_size=10)
+    upload(f"{azure}/addresses", tmp_path)
+    assert ids(Table(f"{address}/addresses")) == list(range(30))
+
+
+def test_addresses_of_azure_that_are_not_complete(azure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"expected abfss://CONTAINER@ACCOUNT\.dfs\.core\.windows\.net/PATH"):
+        Table("abfss://lake@devstoreaccount1/flowers")
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    with pytest.raises(DataError, match="the storage account is missing"):
+        Table("abfss://lake/flowers")
+
+
+def test_a_wrong_key_of_azure_is_refused_at_once(azure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c29tZXRoaW5nIGVsc2U=")
+    with pytest.raises(DataError, match=r"can't be reached .*403.*AZURE_STORAGE_ACCOUNT_KEY") as raised:
+        Table(f"{azure}/flowers")
+    assert "c29tZXRoaW5n" not in str(raised.value)
 
 
 @pytest.mark.slow
@@ -114,7 +121,35 @@ def test_parquet_on_google_cloud_storage(gcs: str, tmp_path: Path) -> None:
     assert ids(Table(f"{gcs}/plain")) == list(range(30))
 
 
-@pytest.mark.parametrize("kind", ["s3", "gcs"])
+@pytest.mark.parametrize("failure", ["busy", "cut"])
+def test_azure_is_asked_again_when_it_fails(
+    azure: str, azure_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    pq.write_table(image_rows(0, 30), tmp_path / "a.parquet", row_group_size=10)
+    upload(f"{azure}/failing", tmp_path)
+    with Proxy(f"http://127.0.0.1:{azure_bucket.port}") as proxy:
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{proxy.url}/devstoreaccount1")
+        proxy.fail = lambda number: failure if number < 3 else None
+        assert ids(Table(f"{azure}/failing")) == list(range(30))
+
+
+def test_azure_without_an_answer_is_an_error_that_names_the_variables(
+    azure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"http://127.0.0.1:{free_port()}/devstoreaccount1")
+    with pytest.raises(DataError, match=r"can't be reached .*AZURE_STORAGE_ACCOUNT_KEY"):
+        Table(f"{azure}/anything")
+
+
+def test_a_table_of_azure_takes_no_credentials_along(azure: str, tmp_path: Path) -> None:
+    pq.write_table(image_rows(0, 30), tmp_path / "a.parquet", row_group_size=10)
+    upload(f"{azure}/pickled", tmp_path)
+    content = pickle.dumps(Table(f"{azure}/pickled"))
+    assert os.environ["AZURE_STORAGE_ACCOUNT_KEY"].encode() not in content
+    assert ids(pickle.loads(content)) == list(range(30))
+
+
+@pytest.mark.parametrize("kind", ["s3", "gcs", "azure"])
 def test_packed_documents_are_the_same_sequences_as_those_of_local_files(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -134,7 +169,7 @@ ROWS, GROUPS = 6000, 6
 
 
 @pytest.fixture
-def through(s3: str, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def through(s3: str, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy before a server with s3://lake/large: 6,000 rows in 6 row groups of 2 MB each."""
     random = np.random.default_rng(0)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(random.normal(size=ROWS * 256)), 256)
@@ -145,7 +180,7 @@ def through(s3: str, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         row_group_size=ROWS // GROUPS,
     )
     upload(f"{s3}/large", tmp_path / "large")
-    with Proxy(s3_server) as proxy:
+    with Proxy(s3_bucket.settings["AWS_ENDPOINT_URL"]) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         yield proxy
 
@@ -220,11 +255,11 @@ def test_a_forked_process_does_not_use_the_connections_of_its_parent(through: Pr
 
 
 def test_a_file_that_was_replaced_is_an_error_without_a_cache(
-    through: Proxy, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    through: Proxy, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(LARGE)
     table.read_group(0)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    s3_bucket.use(monkeypatch)
     upload(LARGE, replaced(tmp_path))
     for _ in range(2):
         with pytest.raises(DataError, match="is gone: the table was vacuumed or rewritten"):
@@ -294,12 +329,12 @@ def test_a_block_in_the_place_of_another_is_fetched_again(tmp_path: Path) -> Non
 
 
 def test_a_file_that_was_replaced_is_not_mixed_with_what_was_cached(
-    through: Proxy, s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    through: Proxy, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
     table = Table(LARGE, cache=cache)
     table.read_group(0)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    s3_bucket.use(monkeypatch)
     upload(LARGE, replaced(tmp_path))
     with pytest.raises(DataError, match="is gone: the table was vacuumed or rewritten"):
         table.read_group(5)

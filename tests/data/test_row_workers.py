@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import template
 import torch
 
 from footplate.core.errors import ConfigError, DataError
@@ -60,19 +61,14 @@ def test_rows_order_and_draws_are_those_of_threads(delta: str) -> None:
         assert expected["name"] == found["name"]
 
 
-def test_processes_end_with_their_loader(delta: str) -> None:
-    loader = Loader(Table(delta), 32, transform=augment, num_workers=1)
-    next(iter(loader))
+def test_a_lambda_is_a_row_function_too_and_processes_end_with_their_loader(delta: str) -> None:
+    offset = 1000
+    loader = Loader(Table(delta, columns=["id"]), 100, transform=lambda row: {"id": row["id"] + offset}, num_workers=1)
+    assert sorted(torch.cat([batch["id"] for batch in loader]).tolist()) == list(range(1000, 1200))
     assert our_children()
     del loader
     gc.collect()
     assert not our_children()
-
-
-def test_a_lambda_is_a_row_function_too(delta: str) -> None:
-    offset = 1000
-    loader = Loader(Table(delta, columns=["id"]), 100, transform=lambda row: {"id": row["id"] + offset}, num_workers=1)
-    assert sorted(torch.cat([batch["id"] for batch in loader]).tolist()) == list(range(1000, 1200))
 
 
 def test_an_error_names_the_row_and_shows_where_it_was_raised(delta: str) -> None:
@@ -80,7 +76,7 @@ def test_an_error_names_the_row_and_shows_where_it_was_raised(delta: str) -> Non
         return {"x": 1 // (row["id"] - 120)}
 
     with pytest.raises(ZeroDivisionError) as caught:
-        list(Loader(Table(delta), 32, transform=broken, num_workers=2))
+        list(Loader(Table(delta), 32, transform=broken, num_workers=1))
     notes = "\n".join(caught.value.__notes__)
     assert "row group 0, row 20" in notes
     assert "in broken" in notes
@@ -118,12 +114,12 @@ def test_processes_end_when_the_one_who_reads_is_killed(delta: str) -> None:
     script = (
         "import sys, os\n"
         "from footplate.data import Loader, Table\n"
-        "loader = Loader(Table(sys.argv[1]), 8, transform=lambda row: {'pid': os.getpid()}, num_workers=2)\n"
+        "loader = Loader(Table(sys.argv[1]), 8, transform=lambda row: {'pid': os.getpid()}, num_workers=1)\n"
         "batch = next(iter(loader))\n"
         "print(batch['pid'][0].item(), flush=True)\n"
         "input()\n"
     )
-    with subprocess.Popen(
+    with template.Popen(
         [sys.executable, "-c", script, delta], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as reader:
         assert reader.stdout is not None

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -200,9 +201,11 @@ def test_a_missing_or_foreign_place_says_so(tmp_path: Path) -> None:
         Table(tmp_path / "*.parquet")
     with pytest.raises(DataError, match="neither a Delta table"):
         Table(tmp_path / "notes.txt")
-    for scheme in ("gopher", "abfss", "hf"):
-        with pytest.raises(DataError, match=f"unknown scheme {scheme}://"):
-            Table(f"{scheme}://lake/flowers")
+    with pytest.raises(DataError, match=r"unknown scheme gopher://.*s3://, gs://, abfss:// or hf://"):
+        Table("gopher://lake/flowers")
+    for address in ("dbfs:/lake/flowers", "dbfs:///lake/flowers"):
+        with pytest.raises(DataError, match="its path is /dbfs/lake/flowers; of a volume"):
+            Table(address)
     with pytest.raises(DataError, match="expected a path or URI"):
         Table(7)
     with pytest.raises(DataError, match="~nobody_of_this_name/table: there is no such user here"):
@@ -294,6 +297,32 @@ def test_plain_parquet_that_is_rewritten_while_it_is_read_says_so(tmp_path: Path
     with pytest.raises(DataError, match="rewritten while it was read"):
         seen.extend(int(batch["id"].max()) for batch in itertools.chain(batches, loader))
     assert max(seen, default=0) < 40_000
+
+
+@pytest.mark.parametrize("what", ["other rows", "no Parquet"])
+def test_a_file_that_is_rewritten_between_its_check_and_its_read_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path = tmp_path / "t.parquet"
+
+    def write(first: int) -> None:
+        pq.write_table(
+            pa.table({"id": np.arange(first, first + 4_000)}), path, row_group_size=500, use_dictionary=False
+        )
+
+    def read_row_group(file: pq.ParquetFile, *args: Any, **kwargs: Any) -> pa.Table:
+        if what == "other rows":
+            write(4_000)
+        else:
+            path.write_bytes(bytes(path.stat().st_size))
+        return read(file, *args, **kwargs)
+
+    write(0)
+    loader = Loader(Table(path), 100)
+    read = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
+    with pytest.raises(DataError, match="rewritten while it was read"):
+        next(iter(loader))
 
 
 def test_timestamps_as_spark_writes_them_have_the_years_1_to_9999(tmp_path: Path) -> None:

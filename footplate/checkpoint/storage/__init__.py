@@ -17,7 +17,7 @@ from footplate.checkpoint.storage.local import LocalStore
 __all__ = ["Place", "RemotePath", "Store", "is_remote", "store_of", "to_place"]
 
 # One slash is enough, because Path("s3://…") drops the other.
-_URI = re.compile(r"(s3a?|gs|gcs):/{1,2}([^/].*)")
+_URI = re.compile(r"(s3a?|gs|gcs|abfss?|az):/{1,2}([^/].*)")
 _LOCAL = LocalStore()
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in S3 and Google Cloud Storage, which can't rename objects.
+"""Checkpoints in S3, Google Cloud Storage and Azure Blob Storage, which can't rename objects.
 
     checkpoints/epoch=3.ckpt/state-5f1c….safetensors    uploaded first, in parts, under a new name
     checkpoints/epoch=3.ckpt/meta.json                  the marker, written last; it names that object
@@ -12,7 +12,7 @@ Footplate can't delete them. Set a rule on the bucket that aborts unfinished mul
 The state is uploaded straight from the memory that it was copied into, some parts at a time (`_IN_FLIGHT_NBYTES`), so an
 upload needs little memory of its own. Every request is retried with increasing delays while the service fails or can't be
 reached. After some minutes (`DELAYS_S`, and as long again in the library's own attempts) it is an error. Credentials and
-endpoints are the same as for tables: see `footplate.data.remote.location`.
+endpoints are the same as for tables: see `footplate.data.remote.services`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ import pyarrow.fs as pafs
 from footplate.checkpoint.format.statefile import Frozen, Written
 from footplate.checkpoint.storage.base import META, STATE, SUFFIX, RemotePath, Store, marker
 from footplate.core.errors import CheckpointError, ConfigError
-from footplate.data.remote.location import connect
+from footplate.data.remote.services import SETTINGS, Address, connect, credentials_of, parse
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,6 @@ _IN_FLIGHT_NBYTES = 64 << 20
 _REQUEST_NBYTES = 16 << 20
 # The least that one request reads, to prefetch for small reads.
 _READ_AHEAD_NBYTES = 8 << 20
-_SETTINGS = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR")
 _OURS = re.compile(r"(?P<checkpoint>.*\.ckpt)/(state[^/]*\.safetensors|meta\.json)")
 # Errors that a retry can't fix.
 _FINAL = re.compile(
@@ -68,8 +68,10 @@ class ObjectStore(Store):
     @classmethod
     def of(cls, place: RemotePath) -> ObjectStore:
         """The store of a place, with the current credentials and endpoints of the environment."""
-        settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
-        return cls(_filesystem(place.uri.partition("://")[0], tuple(sorted(settings.items()))))
+        settings = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
+        address = _address(place)
+        bucket = replace(address, path=address.path.partition("/")[0])
+        return cls(_filesystem(bucket, tuple(sorted(settings.items()))))
 
     def prepare(self, directory: RemotePath) -> None:
         probe = directory / f".tmp-probe-{uuid.uuid4().hex}"
@@ -79,8 +81,7 @@ class ObjectStore(Store):
         except CheckpointError as error:
             raise ConfigError(
                 f"ModelCheckpoint: {directory} can't be written to ({error}). Check the bucket's name and the credentials: "
-                "s3:// uses AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL; gs:// uses "
-                "GOOGLE_APPLICATION_CREDENTIALS."
+                f"{credentials_of(_address(directory))}."
             ) from error
 
     def clean_up(self, directory: RemotePath) -> None:
@@ -283,13 +284,19 @@ class _RangeReader(io.RawIOBase):
 
 
 @functools.lru_cache(maxsize=8)
-def _filesystem(scheme: str, settings: tuple[tuple[str, str], ...]) -> pafs.FileSystem:
-    return connect(scheme, dict(settings), _ATTEMPTS)
+def _filesystem(bucket: Address, settings: tuple[tuple[str, str], ...]) -> pafs.FileSystem:
+    return connect(bucket, dict(settings), _ATTEMPTS)
+
+
+def _address(path: RemotePath) -> Address:
+    address = parse(path.uri)
+    assert address is not None, path
+    return address
 
 
 def _key(path: RemotePath) -> str:
     """Bucket and key in pyarrow's form."""
-    return path.uri.partition("://")[2]
+    return _address(path).path
 
 
 def _state_in(content: bytes) -> str:

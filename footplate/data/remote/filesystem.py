@@ -293,7 +293,8 @@ class RemoteFiles(pafs.FileSystemHandler):
         self._inner.copy_file(src, dest)
 
     def open_output_stream(self, path: str, metadata: Any) -> pa.NativeFile:
-        return self._inner.open_output_stream(path, compression=None, metadata=metadata)
+        stream = self._inner.open_output_stream(path, compression=None, metadata=metadata)
+        return stream if isinstance(stream, pa.NativeFile) else pa.PythonFile(stream, mode="w")
 
     def open_append_stream(self, path: str, metadata: Any) -> pa.NativeFile:
         return self._inner.open_append_stream(path, compression=None, metadata=metadata)

@@ -1,19 +1,16 @@
 """The location of a table: a path or URI for pyarrow and for delta-rs, and its files.
 
-    data/flowers, file:///data/flowers      this machine
-    s3://bucket/flowers                     S3 and compatible stores: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, …
-    gs://bucket/flowers                     Google Cloud Storage: GOOGLE_APPLICATION_CREDENTIALS, STORAGE_EMULATOR_HOST
-
-Credentials come from the environment variables of these services' own tools.
+data/flowers, file:///data/flowers      this machine
+s3://bucket/flowers                     an object store (`services.py`)
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -23,6 +20,7 @@ import pyarrow.fs as pafs
 from footplate.core.errors import DataError
 from footplate.data.remote.file_cache import FileCache
 from footplate.data.remote.filesystem import identify, wrap
+from footplate.data.remote.services import SCHEMES, connect, credentials_of, endpoint, for_delta, parse
 
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
@@ -35,14 +33,14 @@ class Location:
         uri: the location as the user named it, for messages.
         filesystem: pyarrow's file system.
         path: the path within `filesystem`.
-        delta_uri: the path or URI for delta-rs.
+        delta_uri: the path or URI for delta-rs; None if it can't read there.
         options: delta-rs storage options.
     """
 
     uri: str
     filesystem: pafs.FileSystem
     path: str
-    delta_uri: str
+    delta_uri: str | None
     options: dict[str, str] | None = None
 
 
@@ -100,6 +98,24 @@ class Stamp:
         if filesystem.type_name == "local" and Stamp.of(filesystem, path) != self:
             raise FileNotFoundError(f"{path} was replaced by another file, or removed")
 
+    @contextlib.contextmanager
+    def unchanged(self, filesystem: pafs.FileSystem, path: str) -> Iterator[None]:
+        """Check a local file before and after a block that reads it.
+
+        A file that is rewritten while the block reads may give wrong values, or bytes that can't be decoded. So the check
+        after the block decides, also if the block has failed.
+
+        Raises:
+            FileNotFoundError: the file is gone, or another file has replaced it.
+        """
+        self.check(filesystem, path)
+        try:
+            yield
+        except (pa.ArrowInvalid, OSError):
+            self.check(filesystem, path)
+            raise
+        self.check(filesystem, path)
+
 
 def locate(
     source: str | os.PathLike[str], environ: Mapping[str, str] = os.environ, cache: FileCache | None = None
@@ -112,29 +128,33 @@ def locate(
         cache: keeps what is read, if the location is remote.
 
     Raises:
-        DataError: an unknown scheme, an unknown user, or a cache that can't be used.
+        DataError: an unknown scheme, an incomplete address, an unknown user, or a cache that can't be used.
+        MissingExtra: the library of the service isn't installed.
     """
     uri = os.fspath(source)
+    address = parse(uri)
+    if address is not None:
+        address = replace(address, path=unquote(address.path))
+        delta_uri, options = for_delta(address, environ)
+        filesystem = wrap(connect(address, environ), cache, endpoint(address, environ))
+        return Location(uri, filesystem, address.path, delta_uri, options)
+
+    if uri.startswith("dbfs:/"):
+        mounted = f"/dbfs/{uri.removeprefix('dbfs:').lstrip('/')}"
+        raise DataError(
+            f"{uri}: only Databricks knows this address. There, its path is {mounted}; of a volume, it is /Volumes/…. Give "
+            "the path, or the address of the object store behind it, such as s3:// or abfss://."
+        )
+
     parsed = urlparse(uri)
     scheme = parsed.scheme if "://" in uri else ""
-    if scheme in ("", "file"):
-        try:
-            path = str(Path(unquote(parsed.path) if scheme else uri).expanduser().absolute())
-        except RuntimeError:
-            raise DataError(f"{uri}: there is no such user here. Give the full path of the table.") from None
-        return Location(uri, pafs.LocalFileSystem(), path, path)
-
-    path = f"{parsed.netloc}{unquote(parsed.path)}".rstrip("/")
-    if scheme in ("s3", "s3a"):
-        endpoint = _s3_endpoint(environ)
-        options = {"AWS_ENDPOINT_URL": endpoint} if endpoint else {}
-        if endpoint and endpoint.startswith("http://"):
-            options["AWS_ALLOW_HTTP"] = "true"
-        return Location(uri, wrap(connect(scheme, environ), cache, endpoint or ""), path, f"s3://{path}", options)
-    if scheme in ("gs", "gcs"):
-        service = environ.get("STORAGE_EMULATOR_HOST", "")
-        return Location(uri, wrap(connect(scheme, environ), cache, service), path, f"gs://{path}")
-    raise DataError(f"{uri}: unknown scheme {scheme}://. Expected a path, file://, s3:// or gs://.")
+    if scheme not in ("", "file"):
+        raise DataError(f"{uri}: unknown scheme {scheme}://. Expected a path, file://, {SCHEMES}.")
+    try:
+        path = str(Path(unquote(parsed.path) if scheme else uri).expanduser().absolute())
+    except RuntimeError:
+        raise DataError(f"{uri}: there is no such user here. Give the full path of the table.") from None
+    return Location(uri, pafs.LocalFileSystem(), path, path)
 
 
 def full_address(uri: str) -> str | None:
@@ -142,19 +162,6 @@ def full_address(uri: str) -> str | None:
     if uri.startswith("<"):
         return None
     return uri if "://" in uri else str(Path(uri).expanduser().absolute())
-
-
-def connect(scheme: str, environ: Mapping[str, str], attempts: int = 1) -> pafs.FileSystem:
-    """Connect to an object store, without our retries and cache.
-
-    Args:
-        scheme: the scheme of its URIs: s3, s3a, gs or gcs.
-        environ: environment variables with addresses and credentials.
-        attempts: how often pyarrow itself makes a request before it fails.
-    """
-    if scheme in ("s3", "s3a"):
-        return _s3(_s3_endpoint(environ), environ, attempts)
-    return _gcs(environ.get("STORAGE_EMULATOR_HOST"), timedelta(seconds=2 * attempts))
 
 
 def exists(location: Location, path: str) -> pafs.FileType:
@@ -212,9 +219,10 @@ def find_files(location: Location) -> list[FoundFile]:
 
 def unreachable(location: Location, error: Exception) -> DataError:
     """The error for a location that can't be reached."""
+    why = str(error).partition("\n")[0]
     return DataError(
-        f"{location.uri}: can't be reached ({error}). Check the address and the credentials: s3:// uses AWS_ACCESS_KEY_ID, "
-        "AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL; gs:// uses GOOGLE_APPLICATION_CREDENTIALS."
+        f"{location.uri}: can't be reached ({why}). Check the address and the credentials: "
+        f"{credentials_of(parse(location.uri))}."
     )
 
 
@@ -240,28 +248,3 @@ def _glob_to_regex(pattern: str) -> str:
 def _character_class(characters: str) -> str:
     inner = characters[1:-1].replace("\\", "\\\\")
     return f"[^/{inner[1:]}]" if inner.startswith("!") else f"[{inner}]".replace("[^", "[\\^")
-
-
-def _s3_endpoint(environ: Mapping[str, str]) -> str | None:
-    return environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
-
-
-def _s3(endpoint: str | None, environ: Mapping[str, str], attempts: int) -> pafs.FileSystem:
-    region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-    # Tables have retries of their own (`filesystem.py`), so pyarrow makes a single attempt for them.
-    retries = pafs.AwsStandardS3RetryStrategy(max_attempts=attempts)
-    if endpoint:
-        parsed = urlparse(endpoint)
-        return pafs.S3FileSystem(
-            endpoint_override=parsed.netloc, scheme=parsed.scheme, region=region, retry_strategy=retries
-        )
-    return pafs.S3FileSystem(region=region, retry_strategy=retries)
-
-
-def _gcs(emulator: str | None, patience: timedelta) -> pafs.FileSystem:
-    if emulator:
-        parsed = urlparse(emulator if "://" in emulator else f"http://{emulator}")
-        return pafs.GcsFileSystem(
-            anonymous=True, scheme=parsed.scheme, endpoint_override=parsed.netloc, retry_time_limit=patience
-        )
-    return pafs.GcsFileSystem(retry_time_limit=patience)

@@ -100,8 +100,10 @@ class ImageFolderSource(WholeGroupSource):
 
     def _bytes(self, file: FoundFile) -> bytes:
         try:
-            file.stamp.check(self._filesystem, file.path)
-            with self._filesystem.open_input_file(file.path) as handle:
+            with (
+                file.stamp.unchanged(self._filesystem, file.path),
+                self._filesystem.open_input_file(file.path) as handle,
+            ):
                 return handle.read()
         except OSError as error:
             raise DataError(

@@ -42,6 +42,11 @@ def open_source(data: Any, version: Any, cache: FileCache | None = None) -> Sour
 
     location = locate(data, cache=cache)
     if exists(location, f"{location.path.rstrip('/')}/_delta_log") == pafs.FileType.Directory:
+        if location.delta_uri is None:
+            raise DataError(
+                f"{location.uri}: this is a Delta table, and Delta tables at hf:// can't be read. Copy it to a disk or an "
+                "object store, or publish its rows as Parquet files."
+            )
         version = pinned_version(full_address(location.uri)) if version is None else version
         return open_delta(
             location.uri, location.delta_uri, location.filesystem, location.path, version, location.options

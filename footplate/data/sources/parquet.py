@@ -6,10 +6,12 @@ is made of its footers and of the times at which its files were written; see doc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -229,24 +231,24 @@ class ParquetSource:
     def _pieces(self, group: int, columns: Sequence[str], rows: int | None) -> Iterator[pa.Table]:
         """Read a row group in pieces of `rows` rows, or in one piece if `rows` is None."""
         number, index, _ = self._row_groups[group]
-        file, metadata = self._files[number], self._footers[number].metadata
-        total = metadata.row_group(index).num_rows
-        stored = self._footers[number].schema
-        present = set(stored.names)
+        file, footer = self._files[number], self._footers[number]
+        total = footer.metadata.row_group(index).num_rows
+        present = set(footer.schema.names)
         wanted = [self._renamed.get(name, name) for name in columns]
         names = [name for name in wanted if name in present]
         schema = pa.schema([self.schema.field(name) for name in columns])
 
+        # A Delta table never rewrites a file.
+        is_delta = self.kind != "parquet"
+        unchanged = contextlib.nullcontext if is_delta else partial(footer.stamp.unchanged, self._filesystem, file.path)
+
         try:
-            # A Delta table never rewrites a file.
-            if self.kind == "parquet":
-                self._footers[number].stamp.check(self._filesystem, file.path)
             with self._filesystem.open_input_file(file.path) as handle:
                 buffered = _STREAM_BYTES if rows is not None and not self.is_remote else 0
                 fetch_ahead = rows is None and self.is_remote
                 parquet = pq.ParquetFile(
                     handle,
-                    metadata=metadata,
+                    metadata=footer.metadata,
                     pre_buffer=fetch_ahead,
                     buffer_size=buffered,
                     coerce_int96_timestamp_unit="us",
@@ -254,12 +256,17 @@ class ParquetSource:
 
                 # If no column is read, the columns are partition values or nulls, and one piece is enough.
                 if rows is None or not names:
-                    read = parquet.read_row_group(index, names, use_threads=False)
+                    with unchanged():
+                        read = parquet.read_row_group(index, names, use_threads=False)
                     yield conform(read, wanted, schema, file, total, index)
                     return
-                for batch in parquet.iter_batches(rows, [index], names, use_threads=False):
-                    read = pa.Table.from_batches([batch])
-                    yield conform(read, wanted, schema, file, read.num_rows, index)
+                batches = parquet.iter_batches(rows, [index], names, use_threads=False)
+                while True:
+                    with unchanged():
+                        batch = next(batches, None)
+                    if batch is None:
+                        return
+                    yield conform(pa.Table.from_batches([batch]), wanted, schema, file, batch.num_rows, index)
         except FileNotFoundError:
             raise DataError(
                 f"{file.path}: this file of {self.uri} (version {self.version}) is gone: the table was vacuumed or "

@@ -174,8 +174,10 @@ class TFRecordSource(WholeGroupSource):
         offsets = offsets[start : stop + 1]
         path = self._files[number].path
         try:
-            self._files[number].stamp.check(self._filesystem, path)
-            with self._filesystem.open_input_file(path) as handle:
+            with (
+                self._files[number].stamp.unchanged(self._filesystem, path),
+                self._filesystem.open_input_file(path) as handle,
+            ):
                 data = handle.read_at(int(offsets[-1] - offsets[0]) - 16, int(offsets[0]))
         except OSError as error:
             raise DataError(
