@@ -39,8 +39,8 @@ class ModelCheckpoint(Callback):
     """Save the run state after validation, after training epochs, or at an interval of steps or time.
 
     Args:
-        dirpath: a directory, or a URI of an object store (`s3://bucket/run/checkpoints`, `gs://…`). The default is
-            `checkpoints/` in the run's directory, or in the bucket of a job's directory.
+        dirpath: a directory, or a URI of an object store (`s3://bucket/run/checkpoints`, `gs://…`, `abfss://…`). The
+            default is `checkpoints/` in the run's directory, or in the bucket of a job's directory.
         filename: a template such as `"{epoch}-{val_loss:.2f}"`. The default is `"{epoch}-{step}"`.
         monitor: keep the best checkpoints by this metric. Without it, the latest are kept.
         verbose: print each save.
@@ -201,6 +201,10 @@ class ModelCheckpoint(Callback):
         self._saved_at = state_dict["saved_at"]
         self._saved_batches = state_dict["saved_batches"]
         self._due_after_validation = state_dict.get("due_after_validation", False)
+
+    def begin_at(self, step: int) -> None:
+        """Begin at a step that another training has made. Its scores aren't those of this training."""
+        self._saved_at = step
 
     def setup(self, trainer: TrainerView, pl_module: Module, stage: str) -> None:
         dirpath = trainer.checkpoint_dir if self.dirpath is None else self._directory

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from footplate.callbacks.base import Callback
+from footplate.checkpoint.frozen_weights import FROZEN_WEIGHTS, TRAINED
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from footplate.callbacks.trainer_view import TrainerView
 
-TRAINED = "current_model_state"
 Pairs = tuple[list[Tensor], list[Tensor]]
 
 
@@ -165,7 +165,7 @@ class EMAWeightAveraging(Callback):
         if TRAINED in checkpoint:
             self._aside = _copied(pl_module.state_dict())
             trained = trainer.parallel.weight_parts({"state_dict": checkpoint[TRAINED]}, pl_module)
-            pl_module.load_state_dict(trained["state_dict"])
+            pl_module.load_state_dict(trained["state_dict"], strict=not checkpoint.get(FROZEN_WEIGHTS))
 
     @torch.no_grad()
     def _exchange(self, module: Module) -> None:

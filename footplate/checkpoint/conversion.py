@@ -19,6 +19,7 @@ from torch import Tensor
 
 from footplate import checkpoint
 from footplate.checkpoint.format import statefile
+from footplate.checkpoint.frozen_weights import FROZEN_WEIGHTS
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.core.errors import CheckpointError, ConfigError
 from footplate.core.foreign_checkpoints import to_run_state
@@ -52,12 +53,17 @@ def convert(source: str | Place, target: str | Place, force: bool = False) -> st
 
     state = checkpoint.load(source)
     if form == "weights":
-        return _write_weights(state["state_dict"], place)
-    if form == "torch file":
+        lacks = _write_weights(state["state_dict"], place)
+    elif form == "torch file":
         plain = _without_arrays(state)
         store_of(place).write_file(place, lambda file: torch.save(plain, file))
-        return ""
-    return _write_checkpoint(state, place)
+        lacks = ""
+    else:
+        return _write_checkpoint(state, place)
+    frozen = len(state.get(FROZEN_WEIGHTS, {}))
+    if not frozen:
+        return lacks
+    return f"It lacks {frozen} frozen weights, which the checkpoint was saved without. {lacks}".rstrip()
 
 
 def _write_weights(weights: dict[str, Any], target: Place) -> str:

@@ -12,6 +12,7 @@ from footplate.core.errors import CheckpointError, ConfigError, did_you_mean
 
 def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | None, arguments: dict[str, Any]) -> Any:
     """Build a module and load its weights; see `footplate.Module.load_from_checkpoint`."""
+    from footplate.checkpoint.frozen_weights import fill_in
     from footplate.checkpoint.run_state import load_weights
     from footplate.core.hooks import overrides
     from footplate.distributed.meta_device import configure_layers
@@ -21,8 +22,9 @@ def load_module(cls: type, path: str | Place, map_location: Any, strict: bool | 
     if overrides(module, "configure_model"):
         configure_layers(module)
     module.on_load_checkpoint(state)
+    state = fill_in(state, module, str(path))
     strict = bool(getattr(module, "strict_loading", True)) if strict is None else strict
-    load_weights(module, state["state_dict"], str(path), strict, state.get("module"))
+    load_weights(module, state, str(path), strict)
     return module.to(map_location) if map_location not in (None, "cpu") else module
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from footplate import checkpoint
 from footplate.checkpoint.format import statefile
+from footplate.checkpoint.frozen_weights import FROZEN_WEIGHTS
 from footplate.checkpoint.run_state import Progress
 from footplate.checkpoint.storage import Place, store_of, to_place
 from footplate.core.errors import CheckpointError, did_you_mean
@@ -43,6 +44,7 @@ class CheckpointInfo:
         metrics: the latest value of each metric.
         nbytes: total size of its files.
         weights: the number of weights, by type.
+        frozen_weights: how many frozen weights it was saved without.
         parts: the bytes of the tensors in each part of the state; 0 for a part of plain values.
         position: the loader's position.
         versions: of Footplate, of torch, and of another library that wrote it.
@@ -62,6 +64,7 @@ class CheckpointInfo:
     metrics: dict[str, float] = field(default_factory=dict)
     nbytes: int | None = None
     weights: dict[str, int] = field(default_factory=dict)
+    frozen_weights: int = 0
     parts: dict[str, int] = field(default_factory=dict)
     position: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -132,6 +135,7 @@ def _inspect_checkpoint(place: Place, verify: bool) -> CheckpointInfo:
         batch_idx=tree.get("progress", {}).get("batch_idx"),
         nbytes=sum(nbytes.values()) + (store.size(place, checkpoint.META) or 0),
         weights=dict(weights),
+        frozen_weights=len(tree.get(FROZEN_WEIGHTS, {})),
         parts=parts,
         position={name: value for name, value in loader.items() if isinstance(value, (bool, int, float, str))},
         **_from_meta(meta),

@@ -13,13 +13,17 @@ from typing import Any
 
 import torch
 
+from footplate.checkpoint.frozen_weights import FROZEN_WEIGHTS, FrozenWeights
 from footplate.checkpoint.metric_states import restore, states_of
+from footplate.checkpoint.optimizer_settings import Settings, keep_own_settings
 from footplate.checkpoint.step_history import Position, StepHistory
 from footplate.core import rng
 from footplate.core.errors import CheckpointError
+from footplate.core.hooks import overrides
 from footplate.core.hparams import to_state
 from footplate.core.version import __version__
 from footplate.data.adapters.training_combination import rewound
+from footplate.step.optimizers import SchedulerConfig
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +94,12 @@ class RunState:
     datamodule: Any = None
     steps: StepHistory = field(default_factory=StepHistory)
     callback_metrics: dict[str, float] = field(default_factory=dict)
+    # The parameter groups of each optimizer, as they were configured.
+    optimizer_settings: list[Settings] = field(default_factory=list)
     # The states of torchmetrics objects, if they were collected earlier. See `Trainer.keep_collected`.
     collected: dict[str, Any] | None = None
+    # Given if checkpoints leave out frozen weights.
+    frozen_weights: FrozenWeights | None = None
 
     def state_dict(self, weights_only: bool = False) -> dict[str, Any]:
         """Collect the state. Its tensors are the live ones: copy them before the next step."""
@@ -120,6 +128,7 @@ class RunState:
             **_switches(self.module),
             "optimizers": [type(optimizer).__qualname__ for optimizer in self.optimizers],
             "optimizer_states": [optimizer.state_dict() for optimizer in self.optimizers],
+            "optimizer_settings": self.optimizer_settings,
             "lr_schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "step": self.step.state_dict(),
             "metrics": (logged := self.metrics.state_dict()),
@@ -172,12 +181,20 @@ class RunState:
             CheckpointError: the names or shapes belong to another model.
         """
         strict = bool(getattr(self.module, "strict_loading", True))
-        load_weights(self.module, state["state_dict"], source, strict, state.get("module"))
+        load_weights(self.module, state, source, strict)
 
-    def load_training(self, state: dict[str, Any], source: str) -> None:
+    def load_training(
+        self, state: dict[str, Any], source: str, begins_with: list[SchedulerConfig] | None = None
+    ) -> None:
         """Load everything except the weights, callbacks and loggers: the other three methods load these.
 
         A state from another library (see `core/foreign_checkpoints.py`) lacks some parts, which start fresh.
+
+        Args:
+            state: the checkpoint's state.
+            source: its name, for messages.
+            begins_with: the schedulers of a training that begins from the checkpoint of another one, with hyperparameters
+                of its own (`optimizer_settings.py`). None for a run that continues.
 
         Raises:
             CheckpointError: the state holds weights only, or belongs to other optimizers, schedulers or data.
@@ -194,6 +211,8 @@ class RunState:
                 f"{source} was made with {', '.join(state['optimizers']) or 'no optimizer'}; configure_optimizers() now "
                 f"returns {', '.join(current) or 'none'}. Use the same to resume."
             )
+        self.seed = state.get("seed", self.seed)
+        self.progress.load(state["progress"])
         for name, parts, saved in (
             ("optimizer", self.optimizers, state["optimizer_states"]),
             ("learning-rate scheduler", self.schedulers, state["lr_schedulers"]),
@@ -202,11 +221,15 @@ class RunState:
                 raise CheckpointError(
                     f"{source} was made with {len(saved)} {name}(s); configure_optimizers() now returns {len(parts)}."
                 )
-            for part, part_state in zip(parts, saved, strict=True):
-                _load_part(part, part_state, f"{source}: the state of {type(part).__name__}")
+            if name == "optimizer" or begins_with is None:
+                for part, part_state in zip(parts, saved, strict=True):
+                    _load_part(part, part_state, f"{source}: the state of {type(part).__name__}")
+        if begins_with is None:
+            self.optimizer_settings = state.get("optimizer_settings", self.optimizer_settings)
+        else:
+            steps = [self._steps_of(config) for config in begins_with]
+            keep_own_settings(state, source, self.optimizers, self.optimizer_settings, begins_with, steps)
 
-        self.seed = state.get("seed", self.seed)
-        self.progress.load(state["progress"])
         self.steps.load_state_dict(state.get("steps", {}))
         _set_switches(self.module, state, source)
         self.step.load_state_dict(state["step"])
@@ -227,10 +250,17 @@ class RunState:
         if self.datamodule is not None and saved:
             self.datamodule.load_state_dict(saved)
 
-    def load_callbacks(self, state: dict[str, Any]) -> None:
-        """Load the callbacks' states. A callback without a saved state starts fresh."""
+    def _steps_of(self, config: SchedulerConfig) -> int | None:
+        """The steps that a scheduler has made by now; None if the module makes them."""
+        if not self.module.automatic_optimization or overrides(self.module, "lr_scheduler_step"):
+            return None
+        done = self.progress.global_step if config.interval == "step" else self.progress.epoch
+        return done // config.frequency
+
+    def load_callbacks(self, state: dict[str, Any], but: tuple[type, ...] = ()) -> None:
+        """Load the callbacks' states, but not of callbacks of some types. A callback without a state starts fresh."""
         for key, callback in keyed(self.callbacks):
-            if state.get("callbacks", {}).get(key):
+            if state.get("callbacks", {}).get(key) and not isinstance(callback, but):
                 callback.load_state_dict(state["callbacks"][key])
 
     def load_loggers(self, state: dict[str, Any]) -> None:
@@ -294,14 +324,21 @@ def keyed(parts: list[Any]) -> list[tuple[str, Any]]:
     return result
 
 
-def load_weights(module: Any, weights: dict[str, Any], source: str, strict: bool, made_by: str | None = None) -> None:
-    """Load a `state_dict`, after a check that it belongs to this model.
+def load_weights(module: Any, state: dict[str, Any], source: str, strict: bool) -> None:
+    """Load the weights of a checkpoint's state, after a check that they belong to this model.
+
+    Args:
+        module: the model.
+        state: the state. Frozen weights that the checkpoint was saved without are filled in, as far as they can be loaded.
+        source: the name of the checkpoint, for messages.
+        strict: refuse names that are missing or unknown.
 
     Raises:
         CheckpointError: names are missing or unknown, or shapes differ. The module is unchanged.
     """
+    weights, left_out = state["state_dict"], state.get(FROZEN_WEIGHTS, {}).keys()
     current = module.state_dict()
-    missing = sorted(current.keys() - weights.keys()) if strict else []
+    missing = sorted(current.keys() - weights.keys() - left_out) if strict else []
     unknown = sorted(weights.keys() - current.keys()) if strict else []
     shapes = [
         f"{name} ({tuple(weights[name].shape)} in the checkpoint, {tuple(current[name].shape)} in the module)"
@@ -314,12 +351,19 @@ def load_weights(module: Any, weights: dict[str, Any], source: str, strict: bool
         if names
     ]
     if faults:
-        of = f", made by {made_by}," if made_by else ""
+        of = f", made by {state['module']}," if state.get("module") else ""
         raise CheckpointError(
             f"{source}{of} is not a checkpoint of this {type(module).__name__}: {'; '.join(faults)}. "
             "Build the model with the arguments it was trained with, or load another checkpoint."
         )
-    module.load_state_dict(weights, strict=strict)
+    try:
+        module.load_state_dict(weights, strict=strict and not left_out)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{source}: this {type(module).__name__} can't load the weights that it has saved ({reason[:300]} …). 4-bit "
+            "weights of bitsandbytes are such weights: train with save_frozen_weights=False."
+        ) from error
 
 
 def _load_part(part: Any, state: Any, name: str) -> None:

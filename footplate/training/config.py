@@ -95,6 +95,8 @@ class TrainerConfig:
         num_sanity_val_steps: how many validation batches to try before training; -1 for all.
         log_every_n_steps: read metrics from the device and report them every this number of steps.
         enable_checkpointing: save after each epoch or validation if no `ModelCheckpoint` is among the callbacks.
+        save_frozen_weights: save all weights. False leaves out frozen ones that nothing has changed, such as the base of
+            adapters; see docs/guide/lora.md.
         enable_progress_bar: show a bar in a terminal, and a line from time to time elsewhere.
         enable_model_summary: show the layers before training.
         enable_monitor: measure where the time of a training goes, and give advice at its end; see docs/guide/monitor.md.
@@ -162,6 +164,7 @@ class TrainerConfig:
     num_sanity_val_steps: int = argument(2, count(at_least=-1), same_on_all_ranks=True)
     log_every_n_steps: int = argument(50, count(at_least=1), same_on_all_ranks=True)
     enable_checkpointing: bool = argument(True)
+    save_frozen_weights: bool = argument(True, argument_checks.check_flag, same_on_all_ranks=True)
     enable_progress_bar: bool = argument(True)
     enable_model_summary: bool = argument(True)
     enable_monitor: bool = argument(True, argument_checks.check_flag, same_on_all_ranks=True)

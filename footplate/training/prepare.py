@@ -9,7 +9,6 @@ import logging
 import re
 import types
 import warnings
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ import torch
 from footplate.callbacks import Callback, ModelCheckpoint, ModelSummary, ProgressBar, Timer
 from footplate.callbacks.base import is_kind
 from footplate.core.adapters import adapter_of, adapters_in_use, adapters_of, all_adapters, packages
+from footplate.core.entry_points import entry_points
 from footplate.core.errors import ConfigError, DataError, did_you_mean
 from footplate.core.hooks import overrides
 from footplate.distributed.strategies import Options
@@ -160,7 +160,7 @@ def _callbacks_of_packages() -> list[Any]:
         "footplate.callbacks_factory",
         *(group for adapter in adapters_in_use() for group in adapter.callback_groups()),
     ]
-    entries = [entry for group in groups for entry in entry_points(group=group)]
+    entries = [entry for group in groups for entry in entry_points(group)]
     return [callback for entry in entries for callback in as_list(entry.load()())]
 
 

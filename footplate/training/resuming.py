@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 def find_on_all(run: Run, ckpt_path: str | Place | None) -> Place | None:
     """Return, on every rank, the checkpoint that rank 0 finds."""
 
-    def find() -> tuple[Place | None, str | None]:
+    def find() -> tuple[Place | None, str | None, bool]:
         path = find_checkpoint(run, ckpt_path)
-        return (None, None) if path is None else (run.placement.for_all(path), shown_path(ckpt_path, path))
+        if path is None:
+            return None, None, False
+        is_origin = run.stage == "fit" and run.origin is not None and path == to_place(run.origin)
+        return run.placement.for_all(path), shown_path(ckpt_path, path), is_origin
 
-    path, shown = run.group.ask_first(find)
+    path, shown, run.begins_from_origin = run.group.ask_first(find)
     show_ckpt_path(run.trainer, shown)
     return path
 
@@ -73,6 +76,8 @@ def find_checkpoint(run: Run, ckpt_path: str | Place | None) -> Place | None:
         path = newest("job_fit", run.job_fit)
         if path is not None:
             return path
+    if run.origin is not None and run.stage == "fit":
+        return to_place(run.origin)
     if ckpt_path is None:
         return None
     if ckpt_path == "last":

@@ -122,6 +122,8 @@ def collect_state(run: Run, weights_only: bool, whole: bool) -> dict[str, Any]:
         # Ranks that read the same rows have the same part.
         state["ranks"] = run.group.gather_to_first(to_device(own, CPU))[:: run.ranks_of_a_share]
     _call_save_hooks(run, state, weights_only)
+    if run.state.frozen_weights is not None:
+        run.state.frozen_weights.leave_out(state)
     return state
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.callbacks.weight_averaging import TRAINED
+from footplate.checkpoint.frozen_weights import TRAINED
 
 
 class Normed(Classifier):

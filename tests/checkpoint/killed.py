@@ -1,4 +1,4 @@
-"""A program that writes checkpoints until it is killed, again and again. It imports torch once: each start is a fork."""
+"""A program that writes checkpoints until it is killed, again and again. It is a fork with torch, and so is each start."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+
+import template
 
 PROGRAM = """
 import os, sys, torch
@@ -55,7 +57,7 @@ def reports_of_killed(directory: str, mode: str, kills: int, within_s: float) ->
         The numbers of the checkpoints that a killed program had reported as complete.
     """
     command = [sys.executable, "-c", PROGRAM, directory, mode]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with template.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for attempt in range(kills):

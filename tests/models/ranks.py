@@ -17,10 +17,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Self
 
-# Once for all ranks: each would import them, for its optimizer and for its sharded weights, in two seconds.
+# Once for all ranks: each would import them, for its trainer, optimizer and sharded weights, in three seconds.
 import torch._dynamo
 import torch.distributed.checkpoint.state_dict  # noqa: F401
 from ports import free_port
+
+import footplate.distributed.ddp
+import footplate.distributed.fsdp
+import footplate.distributed.model_parallel
+import footplate.training.trainer  # noqa: F401
 
 FORK = multiprocessing.get_context("fork")
 
