@@ -60,7 +60,20 @@ def parser(name: str) -> Parser:
     )
     command.add_argument("--algorithm", choices=list(ALGORITHMS), default="tpe", help="how to search")
     command.add_argument(
-        "--stop-early", choices=["median", "asha", "hyperband"], help="stop or pause unpromising trials"
+        "--stop-early",
+        choices=["median", "asha", "hyperband", "pbt"],
+        help="stop or pause unpromising trials; pbt: population-based training",
+    )
+    command.add_argument(
+        "--perturbation-interval",
+        type=int,
+        metavar="N",
+        help="with --stop-early pbt, compare the trials at every N-th value of the metric; by default at each",
+    )
+    command.add_argument(
+        "--from-checkpoint",
+        metavar="CKPT",
+        help="begin all trials from this checkpoint, each with its own hyperparameters: a path or a URI",
     )
     command.add_argument("--seed", type=int, help="of the search, and of trainings that set none; drawn by default")
     command.add_argument("--job-dir", help="the directory of the trials' runs; by default runs/NAME")
@@ -115,8 +128,17 @@ def _check(parsed: Namespace, arguments: Sequence[str]) -> None:
         raise ConfigError("--param: not given. Name what to tune, such as --param model.lr=log:1e-5..1e-1")
     if parsed.metric is None:
         raise ConfigError("--metric: not given. Name the metric that decides, such as --metric val_loss")
+    if parsed.from_checkpoint is not None and any(word.partition("=")[0] == "--ckpt_path" for word in arguments):
+        raise ConfigError(
+            "--ckpt_path resumes one training, and --from-checkpoint begins all trials. Give one of them."
+        )
     if any(word.partition("=")[0] == "--trainer.default_root_dir" for word in arguments):
         raise ConfigError("--trainer.default_root_dir: each trial has a directory of its own. Give --job-dir to tune.")
+    if parsed.perturbation_interval is not None:
+        if parsed.stop_early != "pbt":
+            raise ConfigError("--perturbation-interval is for --stop-early pbt.")
+        if parsed.perturbation_interval < 1:
+            raise ConfigError(f"--perturbation-interval {parsed.perturbation_interval}: expected 1 or more.")
     for path in parsed.config:
         if not Path(path).is_file():
             raise ConfigError(f"--config {path}: there is no such file.")
@@ -131,7 +153,9 @@ def _submit(jobs: Jobs, name: str, parsed: Namespace, arguments: Sequence[str]) 
     seed = secrets.randbelow(2**31) if parsed.seed is None else parsed.seed
     resolved = _resolved(name, parsed, arguments)
     imports = trial_imports(Path.cwd(), parsed.config, arguments)
-    options = {"seed": seed, "stop_early": parsed.stop_early or "", "imports": imports}
+    checkpoint = "" if parsed.from_checkpoint is None else _start(parsed.from_checkpoint)
+    options = {"seed": seed, "stop_early": parsed.stop_early or "", "imports": imports, "checkpoint": checkpoint}
+    options["interval"] = parsed.perturbation_interval or 1
     with tempfile.TemporaryDirectory() as folder:
         package = code_package(Path.cwd(), Path(folder))
         # All trainings draw the same random numbers, unless their configuration sets a seed.
@@ -139,6 +163,24 @@ def _submit(jobs: Jobs, name: str, parsed: Namespace, arguments: Sequence[str]) 
         for notice in submit(planned, jobs)[1:]:
             print(notice, file=sys.stderr)
     print(f"{name} is submitted, with seed {seed}.", file=sys.stderr)
+
+
+def _start(given: str) -> str:
+    """Check the checkpoint from which the trials begin. Returns its own path, since a link may point to another later."""
+    from footplate import checkpoint
+    from footplate.checkpoint.storage import store_of, to_place
+    from footplate.core.errors import CheckpointError
+
+    place = to_place(given)
+    try:
+        if checkpoint.read_meta(place).get("weights_only"):
+            raise ConfigError(
+                f"--from-checkpoint {given}: it holds weights, and no state that training continues from."
+            )
+    except CheckpointError as error:
+        raise ConfigError(f"--from-checkpoint: {error}") from None
+    own = store_of(place).resolve(place)
+    return str(own.absolute() if isinstance(own, Path) else own)
 
 
 def _resolved(name: str, parsed: Namespace, arguments: Sequence[str]) -> ResolvedJob:
@@ -223,7 +265,9 @@ def _show_result(jobs: Jobs, name: str, parsed: Namespace) -> None:
     if best is not None:
         own = [f"--{parameter}={_text(value)}" for parameter, value in best["hyperparameters"].items()]
         words = shlex.join(["footplate", "fit", *job.spec["trainingInput"].get("args", ()), *own])
-        best["command"] = command = f"FOOTPLATE_SEED={output['seed']} {words}"
+        variables = {"FOOTPLATE_SEED": output["seed"], "FOOTPLATE_FROM_CHECKPOINT": best["startCheckpoint"]}
+        prefix = [f"{key}={shlex.quote(str(value))}" for key, value in variables.items() if value is not None]
+        best["command"] = command = " ".join([*prefix, words])
     lines = ["", *trial_lines(output, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)]
     if command is not None:
         lines += ["Train it again:", f"  {command}"]
@@ -234,7 +278,7 @@ def _show_result(jobs: Jobs, name: str, parsed: Namespace) -> None:
 
 
 def _output(jobs: Jobs, name: str) -> dict[str, Any]:
-    from footplate.jobs.tuning.description import training_output
+    from footplate.jobs.tuning.results import training_output
 
     output = training_output(jobs.store, jobs.store.find(name))
     assert output is not None

@@ -18,7 +18,7 @@ fork_server/     a process from which the trials of a tuning begin
 states.py        QUEUED, RUNNING, …, and the allowed transitions
 store/           jobs and their transitions, on disk or in PostgreSQL
 listing.py       filters and orders of a list
-job_html.py      a job and a list of jobs in a notebook
+job_html.py      a job, a list of jobs and a tuning in a notebook
 scheduling.py    which of the waiting jobs start now
 supervision/     reconcile passes, supervisors, logs
 backends/        the places where a job's processes run: this machine, a Ray cluster, Vertex AI

@@ -18,7 +18,7 @@ from footplate.core.version import LIBRARY
 if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob
 
-BUCKETS = ("gs://", "s3://")
+BUCKETS = ("gs://", "s3://", "abfss://")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A job, and a list of jobs, in a notebook.
+"""A job, a list of jobs, and the trials of a tuning, in a notebook.
 
 The metrics of a job are the last values in the newest `metrics.csv` below its job directory. Of a large file, only the
 header and the end are read.
@@ -16,9 +16,11 @@ from footplate.jobs.goodput import runs_of
 from footplate.jobs.record import Job
 from footplate.jobs.run_files import files_below
 from footplate.jobs.store.jobs import Summary
+from footplate.jobs.tuning.results import Tuning, summary, trial_table
 
 METRICS = "metrics.csv"
 NEWEST = 20
+TRIALS = 50
 
 _FILES = 8
 _END_BYTES = 64 * 1024
@@ -53,6 +55,21 @@ def list_html(jobs: list[Summary], count: int) -> str:
     left_out = count - len(jobs)
     return html.card(
         "Jobs", html.grid(header, rows), html.notes([f"… and {left_out:,} older jobs"] if left_out else [])
+    )
+
+
+def tuning_html(tuning: Tuning) -> str:
+    """Describe the trials of a tuning in HTML, the best first."""
+    output = tuning.to_dict()
+    columns, rows = trial_table(output)
+    lines = [[row[key] for key in columns] for row in rows[:TRIALS]]
+    left_out = len(rows) - len(lines)
+    return html.card(
+        f"Tuning {tuning.job.name}",
+        # With a best trial, the cause says the same as the summary.
+        html.facts({"state": tuning.job.state, "cause": None if tuning.best else tuning.job.cause}),
+        html.grid(list(columns.values()), lines) if lines else "",
+        html.notes([*([f"… and {left_out:,} more trials"] if left_out else []), summary(output)]),
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from footplate.core.errors import Unavailable
+from footplate.core.errors import ConfigError, Unavailable
 from footplate.jobs import process_env
 from footplate.jobs.backends import get_backend
 from footplate.jobs.backends.local import machine
@@ -33,7 +33,7 @@ from footplate.jobs.store import open_store
 from footplate.jobs.store.jobs import Store, WrongState
 from footplate.jobs.supervision.locks import Held, held
 from footplate.jobs.supervision.reconcile import LOCK, is_ours, reconcile
-from footplate.jobs.tuning.submission import tuning_plan
+from footplate.jobs.tuning.submission import keep_start, tuning_plan
 
 if TYPE_CHECKING:
     from footplate.jobs.package import Snapshot
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from footplate.jobs.submission import PlannedJob
     from footplate.jobs.supervision.cleaning import Waste
     from footplate.jobs.supervision.follow import Follower, Line
+    from footplate.jobs.tuning.results import Tuning
 
 POLL_S = 0.2
 RECONCILE_S = 5.0
@@ -50,7 +51,14 @@ LOCK_S = 5.0
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a home."""
+    """The jobs of a home.
+
+    Examples:
+        >>> from footplate.jobs.operations import Jobs
+        >>> jobs = Jobs.from_env()
+        >>> print(jobs.find("rates").state)
+        SUCCEEDED
+    """
 
     home: Home
     store: Store
@@ -132,6 +140,7 @@ class Jobs:
         name, plan = resolved.name, tuning_plan(resolved, self.store, planned.tuning_options)
         assert name is not None
         execution = Execution.of(resolved, program.digest, Path.cwd(), planned.destination)
+        plan = None if plan is None else keep_start(plan, execution.job_dir)
         job = Job(
             name,
             State.QUEUED,
@@ -167,6 +176,20 @@ class Jobs:
         """
         self.reconcile()
         return self.store.find(name)
+
+    def tuning(self, name: str) -> Tuning:
+        """Return the trials of a tuning, after a reconcile pass. A notebook shows them as a table.
+
+        Raises:
+            UnknownJob: there is no job of this name.
+            ConfigError: the job isn't a tuning.
+        """
+        from footplate.jobs.tuning.results import tuning_of
+
+        tuning = tuning_of(self.store, self.find(name))
+        if tuning is None:
+            raise ConfigError(f"{name} has no trials: it was submitted without hyperparameters. Use find({name!r}).")
+        return tuning
 
     def cancel(self, name: str, machine_lost: bool = False) -> State:
         """End a job. A queued job ends at once; a running job's processes first get time to save. Returns its state.

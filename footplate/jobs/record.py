@@ -118,6 +118,21 @@ class TrialState(StrEnum):
 
 
 @dataclass(frozen=True)
+class Fork:
+    """The origin of a trial that began from a checkpoint of another trial.
+
+    Attributes:
+        parent: the number of that trial.
+        step: the step of the checkpoint.
+        replaces: the number of the trial that gave way to it.
+    """
+
+    parent: int
+    step: float
+    replaces: int
+
+
+@dataclass(frozen=True)
 class Trial:
     """A trial of a tuning: one training with certain hyperparameters. Times are seconds since the epoch.
 
@@ -134,6 +149,7 @@ class Trial:
         created: when it was added.
         ended: when it ended; None before that.
         cause: why it is in its state, in words; may be empty.
+        fork: the trial that it began from; None if it began as the tuning does.
     """
 
     tuning: str
@@ -147,6 +163,7 @@ class Trial:
     created: float = 0.0
     ended: float | None = None
     cause: str = ""
+    fork: Fork | None = None
 
     @property
     def has_ended(self) -> bool:

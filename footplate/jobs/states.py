@@ -19,7 +19,13 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """The state of a job, in AI Platform's words."""
+    """The state of a job, in AI Platform's words.
+
+    Examples:
+        >>> from footplate.jobs.states import FINAL, State
+        >>> State.RUNNING in FINAL
+        False
+    """
 
     QUEUED = "QUEUED"
     PREPARING = "PREPARING"

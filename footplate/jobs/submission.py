@@ -99,7 +99,8 @@ class PlannedJob:
         destination: the backend's options, complete.
         variables: as in `Submission`.
         has_program: False if neither a package nor an image was given. Such a job can only be described.
-        tuning_options: `seed`, `stop_early` and `imports` of a tuning, which a config can't express.
+        tuning_options: `seed`, `stop_early`, `imports`, `checkpoint` and `interval` of a tuning, which a config can't
+            express.
     """
 
     job: ResolvedJob

@@ -6,6 +6,12 @@ writes each value of the metric that its loggers get, whatever these loggers are
     {"step": 20, "logged": ["train_loss"]}     the metrics of the first rows, until the metric is among them
     {"step": 40, "value": 0.81}
     {"step": 30, "value": null}                it continues from a checkpoint of step 30
+    {"step": 60, "checkpoint": "/runs/…"}      a checkpoint of step 60 is complete, and training goes on from there
+    {"step": 0, "training": "begins"}          a training begins at its first step
+    {"step": 90, "training": "ends"}           a training has reached its end
+
+A trial may begin from the checkpoint of another training. A value at the step of that checkpoint is one of that training,
+and isn't reported.
 
 Each attempt has its own file. So a value that a rolled-back attempt logged is known to be rolled back.
 """
@@ -16,9 +22,11 @@ import json
 import logging
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from footplate.checkpoint import examine
 from footplate.tracking.base import Logger
 from footplate.tracking.file_moves import append_whole
 
@@ -41,6 +49,9 @@ class TrialReports(Logger):
         self._metric = metric
         self._step = 0
         self._resumed: int | None = None
+        # The step up to which another training has trained.
+        self._origin: int | None = None
+        self._has_trained: Callable[[], bool] = bool
         # The metrics that were logged so far, until the tuned one is among them.
         self._logged: set[str] | None = set()
 
@@ -48,12 +59,16 @@ class TrialReports(Logger):
         if self._resumed is not None:
             self._add({"step": self._resumed, "value": None})
             self._step, self._resumed = self._resumed, None
+        else:
+            self._add({"step": self._step, "training": "begins"})
 
     def append(self, run_dir: Path, hparams: dict[str, Any]) -> None:
         """Do nothing: the results are added to the file."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None, epoch: int | None = None) -> None:
         self._step = self._step if step is None else step
+        if self._origin is not None and self._step <= self._origin:
+            return
         if self._metric in metrics:
             value = float(metrics[self._metric])
             # JSON has no NaN; `float` reads its text.
@@ -63,13 +78,33 @@ class TrialReports(Logger):
             self._logged.update(metrics)
             self._add({"step": self._step, "logged": sorted(metrics)})
 
+    def log_checkpoint(self, path: Path, aliases: tuple[str, ...]) -> None:
+        """Write where a checkpoint is, from which another trial may begin. Called in the thread that has written it."""
+        meta, fault = examine(path)
+        # If training has ended only since that checkpoint, the next one isn't missed: there is none.
+        if not fault and not meta.get("weights_only") and not self._has_trained():
+            self._add({"step": meta["global_step"], "checkpoint": str(path.absolute())})
+
+    def log_model(self, trainer: Any) -> None:
+        """Write that the training has reached its end. From then on, its tuning lets the program end by itself."""
+        self._add({"step": self._step, "training": "ends"})
+
     def state_dict(self) -> dict[str, Any]:
-        """The step of the latest row."""
-        return {"step": self._step}
+        """The step of the latest row, and that of the checkpoint from which the trial began."""
+        return {"step": self._step, "origin": self._origin}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The step up to which the values of earlier attempts count."""
         self._resumed = int(state["step"])
+        self._origin = state.get("origin")
+
+    def watch(self, has_trained: Callable[[], bool]) -> None:
+        """Take the function that returns True if no batch is left to train."""
+        self._has_trained = has_trained
+
+    def begin_at(self, step: int) -> None:
+        """Begin at a step that another training has made."""
+        self._step = self._origin = step
 
     def _add(self, line: dict[str, Any]) -> None:
         try:

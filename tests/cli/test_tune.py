@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from jobs.conftest import a_bench
 
+from footplate import checkpoint
 from footplate.cli.tune_code import code_package, fit_arguments, trial_imports
 from footplate.cli.tune_space import parameter_spec
 from footplate.core.errors import ConfigError
+from footplate.training import job
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,16 @@ def test_a_trial_reads_configuration_files_as_they_were_submitted(tmp_path: Path
         (["--param", "model.lr=1..2"], "--metric: not given"),
         (["--param", "model.lr=1", "--metric", "loss"], "--param model.lr=1: expected"),
         (["--param", "a=1..2", "--metric", "loss", "--config", "no.yaml"], "--config no.yaml: there is no such file"),
+        (
+            ["--param", "a=1..2", "--metric", "l", "--from-checkpoint", "no.ckpt"],
+            "--from-checkpoint: no.ckpt is not a compl",
+        ),
+        (["--param", "a=1..2", "--metric", "l", "--perturbation-interval", "2"], "is for --stop-early pbt"),
+        (["--param", "a=1..2", "--metric", "l", "--stop-early", "pbt", "--parallel", "3"], "Run at least 4 at once"),
+        (
+            ["--param", "a=1..2", "--metric", "l", "--from-checkpoint", "x", "--", "--ckpt_path=x"],
+            "--ckpt_path resumes one training, and --from-checkpoint begins all trials",
+        ),
         (["--param", "a=1..2", "--metric", "loss", "--trials", "0"], "maxTrials: 0: expected 1 or more"),
         (["--param", "a=0.5..2", "--metric", "loss", "--algorithm", "grid"], "GRID_SEARCH takes no DOUBLE"),
         (["--param", "a=1..2", "--metric", "l", "--", "--trainer.default_root_dir=x"], "Give --job-dir to tune"),
@@ -119,6 +133,40 @@ def test_mistakes_are_told_before_any_work(
     monkeypatch.setenv("FOOTPLATE_HOME", str(tmp_path / "home"))
     result = footplate("tune", *words)
     assert (result.code, message in result.err) == (2, True), result.err
+
+
+@pytest.mark.slow
+def test_all_trials_begin_from_one_checkpoint_with_hyperparameters_of_their_own(
+    footplate, net, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with a_bench(tmp_path, monkeypatch):
+        monkeypatch.chdir(project)
+        words = [word for word in map(str, net) if not word.startswith("--trainer.default_root_dir")]
+        base = tmp_path / "base"
+        result = footplate("fit", *words, "--trainer.default_root_dir", base)
+        assert result.code == 0, result.err
+        longer = [*words, "--trainer.max_epochs=4"]
+        result = footplate(
+            "tune", "rates", "--param", "model.lr=0.001,0.05", "--metric", "val_loss", "--algorithm", "grid",
+            "--trials", 2, "--seed", "3", "--job-dir", tmp_path / "rates", "--format", "json",
+            "--from-checkpoint", base / "checkpoints" / "last.ckpt", "--", *longer,
+        )  # fmt: skip
+        assert result.code == 0, result.err
+        output = json.loads(result.out)
+        assert [trial["state"] for trial in output["trials"]] == ["SUCCEEDED", "SUCCEEDED"]
+        assert output["startCheckpoint"] == str(tmp_path / "rates" / "start.ckpt")
+        # The checkpoint that the trials need is theirs, whatever happens to the first one.
+        shutil.rmtree(base)
+        run = tmp_path / "rates" / output["bestTrial"]["jobId"].removeprefix("rates_trial_")
+        first_step = int((run / "metrics.csv").read_text().splitlines()[1].split(",")[0])
+        assert first_step > checkpoint.read_meta(tmp_path / "rates" / "start.ckpt")["global_step"]
+        seed, start, *command = output["bestTrial"]["command"].split()
+        assert (seed, start) == ("FOOTPLATE_SEED=3", f"FOOTPLATE_FROM_CHECKPOINT={tmp_path}/rates/start.ckpt")
+        monkeypatch.setattr(job, "_fits", itertools.count(1))
+        monkeypatch.setenv("FOOTPLATE_FROM_CHECKPOINT", start.partition("=")[2])
+        again = footplate(*command[1:], "--trainer.default_root_dir", tmp_path / "again")
+        assert again.code == 0, again.err
+        assert (tmp_path / "again" / "metrics.csv").read_text() == (run / "metrics.csv").read_text()
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def until(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return found
 
 

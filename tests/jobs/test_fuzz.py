@@ -25,6 +25,7 @@ from footplate.jobs.spec.problems import SpecError
 from footplate.jobs.spec.reading import Reading, plain
 from footplate.jobs.spec.resolving import keys_of, problems, resolve, unknown
 from footplate.jobs.spec.yamlfile import parse
+from footplate.jobs.supervision import prestart
 
 WORDS = st.sampled_from(
     ["CUSTOM", "BASIC_GPU", "n1-standard-8", "standard_gpu", "cloud_tpu", "K80", "us-central1", "us-west1-b", "gs://abc/d",
@@ -122,8 +123,17 @@ def expect_an_answer(argv: list[str]) -> Any:
     assert "Traceback" not in err
 
 
+@pytest.fixture
+def no_supervisor_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `jobs submit` start no interpreter for the supervisor of a job that is never submitted (`test_prestart.py`)."""
+    monkeypatch.setattr(prestart, "prestarted", contextlib.nullcontext)
+
+
+@pytest.mark.usefixtures("no_supervisor_in_advance")
 @given(ARGUMENTS)
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 def test_any_command_line_of_submit_is_answered(argv):
     expect_an_answer(["jobs", "submit", "training", *argv])
 

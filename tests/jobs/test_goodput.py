@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from footplate.jobs.backends.local import machine
 from footplate.jobs.goodput import job_ledger, stretches_of
 from footplate.jobs.record import Job, Process, Transition
 from footplate.jobs.states import State
-from jobs.conftest import NET, Bench, until
+from jobs.conftest import NET, Bench, a_bench, until
 
 STEPS = 150
 STEP_S = 0.02
@@ -109,40 +110,35 @@ train()
     assert 0 < result.usd_lost < result.usd
 
 
-def test_a_preempted_training_lost_nothing(bench: Bench):
+def test_a_preempted_training_lost_nothing_and_a_failed_one_is_restarted(bench: Bench):
     trains(bench, """
 def after_step(step):
     if attempt == 1 and step >= 70:
         (place / "ready").touch()
         time.sleep(0.2)
+    if (attempt, step) == (2, 110):
+        (place / "at-110").touch()
+        until_there("go")
+        raise OSError("the network was away")
 train()
 """)  # fmt: skip
     bench.submit()
     bench.there("ready")
     os.kill(bench.supervisor(), signal.SIGTERM)
-    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+    until(lambda: bench.jobs.find("my_job").attempt == 2)
+    bench.there("at-110")
+    assert counted(bench) == 110
+    preempted = until(lambda: (now := ledger_of(bench)).attempts[1:] and now.attempts[1].last_step and now)
+    assert (preempted.lost_steps, Cause.LOST in preempted.seconds) == (0, False)
+    assert [attempt.first_step for attempt in preempted.attempts] == [0, preempted.attempts[0].last_step]
+    assert Cause.DOWN in preempted.seconds
 
-    result = ledger_of(bench)
-    assert (result.lost_steps, Cause.LOST in result.seconds) == (0, False)
-    assert counted(bench) == STEPS
-    assert [attempt.first_step for attempt in result.attempts] == [0, result.attempts[0].last_step]
-    assert result.attempts[1].last_step == STEPS
-    assert Cause.DOWN in result.seconds
-
-
-def test_a_failed_training_is_restarted(bench: Bench):
-    trains(bench, """
-def after_step(step):
-    if (attempt, step) == (1, 50):
-        raise OSError("the network was away")
-train()
-""")  # fmt: skip
-    bench.submit()
+    (bench.directory / "go").touch()
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
     result = ledger_of(bench)
-    last = result.attempts[0].last_step
-    assert last is not None
-    assert [attempt.first_step for attempt in result.attempts] == [0, last - result.lost_steps]
+    first, second, _ = (attempt.last_step for attempt in result.attempts)
+    assert second is not None
+    assert [attempt.first_step for attempt in result.attempts] == [0, first, second - result.lost_steps]
     assert result.lost_steps == counted(bench) - STEPS
     assert result.last_step == STEPS
 
@@ -179,24 +175,6 @@ train()
     # The second job used the same directory. Its steps are not those of the first one.
     assert ledger_of(bench, "first").seconds == ended.seconds
     assert ledger_of(bench, "second").seconds[Cause.QUEUED] > 1.0
-
-
-def test_a_resubmitted_job_was_idle_meanwhile(bench: Bench):
-    # It fails before its imports, which take seconds.
-    bench.program(f"if attempt < 3:\n    raise ValueError('too large')\n{TRAINS}\ntrain()")
-    bench.submit()
-    assert bench.jobs.wait("my_job").state == State.FAILED
-    failed = ledger_of(bench)
-    assert failed.goodput is None
-    time.sleep(1.0)
-    bench.jobs.resubmit("my_job")
-    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
-    result = ledger_of(bench)
-    assert result.seconds[Cause.IDLE] >= 1.0
-    assert [attempt.first_step for attempt in result.attempts] == [None] * len(failed.attempts) + [0]
-    assert result.usd == pytest.approx(
-        0.189999 / 3600 * (result.wall_s - result.seconds[Cause.QUEUED] - result.seconds[Cause.IDLE])
-    )
 
 
 def test_a_lost_supervisor_leaves_the_end_to_the_last_file(bench: Bench):
@@ -242,10 +220,34 @@ if __name__ == "__main__":
     assert training.device_seconds == pytest.approx(2 * training.seconds)
 
 
-def test_damage_to_a_record_costs_what_it_held(bench: Bench):
-    trains(bench, "train()")
-    bench.submit()
-    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+@pytest.fixture(scope="module")
+def resubmitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bench, Ledger]]:
+    """A job that failed, and trained when it was submitted again. With the ledger of the failure."""
+    with pytest.MonkeyPatch.context() as patch, a_bench(tmp_path_factory.mktemp("resubmitted"), patch) as bench:
+        # It fails before its imports, which take seconds.
+        bench.program(f"if attempt < 3:\n    raise ValueError('too large')\n{TRAINS}\ntrain()")
+        bench.submit()
+        assert bench.jobs.wait("my_job").state == State.FAILED
+        failed = ledger_of(bench)
+        time.sleep(1.0)
+        bench.jobs.resubmit("my_job")
+        assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+        yield bench, failed
+
+
+def test_a_resubmitted_job_was_idle_meanwhile(resubmitted: tuple[Bench, Ledger]):
+    bench, failed = resubmitted
+    assert failed.goodput is None
+    result = ledger_of(bench)
+    assert result.seconds[Cause.IDLE] >= 1.0
+    assert [attempt.first_step for attempt in result.attempts] == [None] * len(failed.attempts) + [0]
+    assert result.usd == pytest.approx(
+        0.189999 / 3600 * (result.wall_s - result.seconds[Cause.QUEUED] - result.seconds[Cause.IDLE])
+    )
+
+
+def test_damage_to_a_record_costs_what_it_held(resubmitted: tuple[Bench, Ledger]):
+    bench, _ = resubmitted
     whole = ledger_of(bench)
     record = Path(bench.job_dir) / "monitor.jsonl"
     text = record.read_text()
@@ -273,6 +275,7 @@ def test_damage_to_a_record_costs_what_it_held(bench: Bench):
     # The record.
     record.unlink()
     assert "could not be read" not in notes_of_a_time_that_is_not_split(bench)
+    rewrite(text.encode())
 
 
 def notes_of_a_time_that_is_not_split(bench: Bench) -> str:

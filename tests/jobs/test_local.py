@@ -168,7 +168,7 @@ def test_a_trainer_outside_a_job_takes_nothing_from_variables(monkeypatch: pytes
     monkeypatch.delenv("FOOTPLATE_JOB_ID", raising=False)
     monkeypatch.setenv("FOOTPLATE_JOB_DIR", "/somewhere")
     monkeypatch.setenv("FOOTPLATE_JOB_ATTEMPT", "3")
-    assert (job.next_fit(), job.begun_again(), job.directory()) == (None, False, None)
+    assert (job.next_fit(), job.begun_again(), job.directory()) == ((None, None), False, None)
 
 
 def test_a_trainer_in_a_job_knows_its_calls_of_fit_apart(monkeypatch: pytest.MonkeyPatch):

@@ -39,7 +39,17 @@ def test_other_names_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    "uri", ["gs://bucket/a/b", "s3://my.bucket-1/", "gs://abc", "runs/job", "/tmp/x", "file:///tmp/x"]
+    "uri",
+    [
+        "gs://bucket/a/b",
+        "s3://my.bucket-1/",
+        "gs://abc",
+        "abfss://lake@account.dfs.core.windows.net/a/b",
+        "abfss://lake/a",
+        "runs/job",
+        "/tmp/x",
+        "file:///tmp/x",
+    ],
 )
 def test_job_directories(uri):
     assert naming.location(uri) == uri
@@ -53,6 +63,9 @@ def test_job_directories(uri):
         "gs:///a",
         "gs://B/a",
         "s3://a",
+        "abfss://lake@account/a",
+        "abfss://lake@-account.dfs.core.windows.net/a",
+        "abfss://lake/../a",
         "http://x/y",
         "ftp://x",
         "file://x",

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import template
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ports import free_port
@@ -132,12 +134,14 @@ def test_the_ranks_of_any_cluster_are_a_world(worker, server, evaluator, hosts):
             assert config["cluster"][config["task"]["type"]][config["task"]["index"]]
 
 
-def run(resolved: ResolvedJob, command: list[str], **options) -> Iterator[tuple[ReplicaProcess, str]]:
+def run(
+    resolved: ResolvedJob, command: list[str], popen: Any = subprocess.Popen, **options: Any
+) -> Iterator[tuple[ReplicaProcess, str]]:
     """Run a command in every replica of a job, to its end. Return each replica's output."""
     rendezvous, *ports = [free_port() for _ in range(1 + len(replica_ids(resolved)))]
     replicas = processes(resolved, [f"127.0.0.1:{port}" for port in ports], f"127.0.0.1:{rendezvous}", 0, None)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    started = [subprocess.Popen(command, env={**os.environ, **one.env}, **streams, **options) for one in replicas]
+    started = [popen(command, env={**os.environ, **one.env}, **streams, **options) for one in replicas]
     try:
         for replica, process in zip(replicas, started, strict=True):
             out = process.communicate(timeout=200)[0]
@@ -161,7 +165,7 @@ os._exit(0)  # with torch 2.13 one of 70 interpreters that tear down DDP is abor
 
 @pytest.mark.slow
 def test_plain_ddp_of_torch_finds_its_world():
-    shown = [out.strip().splitlines()[-1] for _, out in run(job(worker=1), [sys.executable, "-c", DDP])]
+    shown = [out.strip().splitlines()[-1] for _, out in run(job(worker=1), [sys.executable, "-c", DDP], template.Popen)]
     assert shown == ["0 [[1.5, 1.5]]", "1 [[1.5, 1.5]]"]
 
 
@@ -202,7 +206,7 @@ def test_a_program_with_parameter_servers_finds_them_by_tf_config():
 @pytest.mark.slow
 def test_a_program_with_a_trainer_trains_on_all_replicas_without_a_change(tmp_path):
     command = [sys.executable, "-m", "trainer.task", "--job-dir", str(tmp_path), "--epochs", "1"]
-    (_, master), (_, worker) = run(job(worker=1), command, cwd=EXAMPLES)
+    (_, master), (_, worker) = run(job(worker=1), command, template.Popen, cwd=EXAMPLES)
     match = re.search(r"val_acc (\S+) after (\d+) steps", master)
     assert match, master
     assert float(match[1]) > 0.6

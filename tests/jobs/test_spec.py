@@ -288,7 +288,7 @@ trainingInput:
         ("config.yaml line 8", "trainingInput.workerCount", '"many": expected a whole number'),
         ("config.yaml line 9", "trainingInput.workerType", 'Did you mean "n1-standard-8"'),
         ("config.yaml line 11", "trainingInput.region", "V100 is not offered in us-east4"),
-        ("config.yaml line 12", "trainingInput.jobDir", "http:// is neither"),
+        ("config.yaml line 12", "trainingInput.jobDir", "http:// is none of them"),
     ]
     for said, (place, key, text) in zip(found, expected, strict=True):  # the flags', then the file's from top to bottom
         assert said.startswith(f"{place}: {key}: ")

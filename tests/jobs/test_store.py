@@ -21,7 +21,7 @@ from ports import free_port
 
 from footplate.core.errors import ConfigError
 from footplate.jobs.home import Home
-from footplate.jobs.record import Job, Process, Trial, TrialState
+from footplate.jobs.record import Fork, Job, Process, Trial, TrialState
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import SUPERVISED, State, may_follow
 from footplate.jobs.store import open_store
@@ -145,8 +145,14 @@ def test_the_result_of_a_trial_is_written_once(store: Store):
 def test_trials_are_deleted_with_their_tuning(store: Store):
     store.add(job(state=State.FAILED))
     store.trials.add(trial(), job("one_trial_1"))
+    fork = trial(2, fork=Fork(1, 12.0, 1))
+    store.trials.add(fork, job("one_trial_2"))
+    assert store.trials.of("one") == [trial(), fork]
     assert store.delete("one") is None
     assert store.trials.of("one") == []
+    # A later tuning of the name has none of it.
+    store.trials.add(trial(2), job("one_trial_2b"))
+    assert store.trials.of("one") == [trial(2)]
 
 
 def test_a_store_of_before_tuning_gets_its_table_when_it_is_opened(opened: Callable[[], Store]):

@@ -11,7 +11,7 @@ import torch
 from models.small import Classifier, loader
 
 import footplate as fp
-from footplate.jobs.tuning.measurements import TRAINER, read_reports, series
+from footplate.jobs.tuning.measurements import TRAINER, has_trained, read_reports, series
 
 
 class Killed(BaseException):
@@ -72,7 +72,7 @@ def test_a_metric_that_is_never_logged_leaves_the_names_of_the_others(
     reports = read_reports(folder, "accuracy")
     assert not reports.events
     assert {"val_loss", "train_loss_epoch"} <= reports.names
-    assert len((folder / TRAINER).read_text().splitlines()) < 5
+    assert (folder / TRAINER).read_text().count("logged") < 5
 
 
 def test_a_killed_and_continued_training_reports_the_series_of_one_that_was_not(
@@ -91,6 +91,37 @@ def test_a_killed_and_continued_training_reports_the_series_of_one_that_was_not(
     continued_from = next(event for event in attempts[1] if isinstance(event, float))
     assert rolled_back[-1][0] > continued_from
     assert series(attempts) == series([read_reports(whole, "val_loss").events])
+
+
+def test_a_training_that_reaches_its_end_reports_that_and_one_that_is_killed_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trainer: Any
+):
+    save = fp.ModelCheckpoint(every_n_train_steps=6, save_last=True)
+    killed = begin_attempt(tmp_path / "killed", monkeypatch)
+    with pytest.raises(Killed):
+        fit(make_trainer, callbacks=[save, KillAt(29)])
+    whole = begin_attempt(tmp_path / "whole", monkeypatch)
+    fit(make_trainer, "last", callbacks=[save])
+    done = begin_attempt(tmp_path / "done", monkeypatch)
+    fit(make_trainer, "last", callbacks=[save])
+    trainings = [read_reports(folder, "val_loss").trainings for folder in (killed, whole, done)]
+    assert trainings[0] == [("begins", 0.0)]
+    assert [kind for kind, _ in trainings[1]] == ["continues", "ends"]
+    assert [has_trained(trainings[:count]) for count in (1, 2, 3)] == [False, True, True]
+
+
+def test_checkpoints_from_which_training_goes_on_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trainer: Any
+):
+    folder = begin_attempt(tmp_path / "attempt", monkeypatch)
+    every = fp.ModelCheckpoint(every_n_train_steps=9, save_top_k=-1)
+    weights = fp.ModelCheckpoint(every_n_train_steps=5, save_weights_only=True, filename="weights-{step}")
+    fit(make_trainer, callbacks=[every, weights])
+    lines = [json.loads(line) for line in (folder / TRAINER).read_text().splitlines()]
+    reported = [(line["step"], Path(line["checkpoint"]).name) for line in lines if "checkpoint" in line]
+    # Those of step 36 are of the end.
+    assert [step for step, _ in reported][:1] == [9]
+    assert set(reported) <= {(9, "epoch=0-step=9.ckpt"), (18, "epoch=1-step=18.ckpt"), (27, "epoch=2-step=27.ckpt")}
 
 
 def test_a_value_that_is_not_finite_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_trainer: Any):

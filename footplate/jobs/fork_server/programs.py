@@ -4,8 +4,8 @@ A supervisor that the fork server has forked makes these forks at once, before i
 the fork server's state, and nothing of its supervisor: no open file, no handler, no lock. Later the supervisor calls
 `start` in place of `subprocess.Popen`. A fork that gets no order ends with its supervisor.
 
-The program runs as `python -P -m MODULE …` runs it: in a session of its own, in a new `__main__`, with the end of an
-interpreter.
+The program runs as `python -P -m MODULE …` runs it: in a session of its own, in a new `__main__`. At its end, threads are
+waited for and `atexit` is done, as an interpreter does it (`launch/program_end.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from footplate.jobs.fork_server.environment import Marker
 from footplate.launch import wire
 from footplate.launch.process_lifetime import die_with
+from footplate.launch.program_end import end_program, exit_code
 
 log = logging.getLogger(__name__)
 
@@ -225,13 +226,17 @@ def _run(arguments: Sequence[str]) -> None:
     sys.orig_argv = [sys.executable, *arguments]
     sys.argv[:] = ["-m", *words]
     sys.modules["__main__"] = types.ModuleType("__main__")
+    code = 0
     try:
         runpy._run_module_as_main(module)  # pyright: ignore[reportAttributeAccessIssue]
-    except (SystemExit, KeyboardInterrupt):
+    except KeyboardInterrupt:
         raise
+    except SystemExit as end:
+        code = exit_code(end)
     except BaseException as error:
         _show(error)
-        sys.exit(1)
+        code = 1
+    end_program(code)
 
 
 def _show(error: BaseException) -> None:

@@ -13,13 +13,15 @@ from pathlib import Path
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+# Of Azure: a container, alone or at its account's host.
+_CONTAINER = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9](@[a-z0-9]{3,24}(\.[a-z0-9-]{1,63}){2,6})?")
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(s|m|h|d)", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 _VERSION = re.compile(r"\d{1,4}\.\d{1,4}(\.\d{1,4})?", re.ASCII)
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
-BUCKETS = ("gs", "s3")
+BUCKETS = ("gs", "s3", "abfss")
 
 
 def job_name(name: str) -> str:
@@ -37,9 +39,9 @@ def module(name: str) -> str:
 
 
 def location(uri: str) -> str:
-    """Check a directory: `gs://bucket/path`, `s3://bucket/path`, or a path on this machine."""
+    """Check a directory: a path on this machine, or in a bucket of `gs://` or `s3://`, or a container of `abfss://`."""
     if not uri or _CONTROL.search(uri):
-        raise ValueError("expected gs://bucket/path, s3://bucket/path or a path, without control characters")
+        raise ValueError("expected gs://, s3://, abfss:// or a path, without control characters")
     if uri.startswith("-"):
         raise ValueError(f"starts like an option; write ./{uri} if it is a path")
     scheme, separator, rest = uri.partition("://")
@@ -56,9 +58,12 @@ def location(uri: str) -> str:
             raise ValueError("expected file:///path, with three slashes")
         return uri
     if scheme not in BUCKETS:
-        raise ValueError(f"expected gs://, s3:// or a path; {scheme[:20]}:// is neither")
+        raise ValueError(f"expected gs://, s3://, abfss:// or a path; {scheme[:20]}:// is none of them")
     bucket, _, path = rest.partition("/")
-    if not _BUCKET.fullmatch(bucket):
+    if scheme == "abfss":
+        if not _CONTAINER.fullmatch(bucket):
+            raise ValueError("expected abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, or abfss://CONTAINER/PATH")
+    elif not _BUCKET.fullmatch(bucket):
         raise ValueError(f"expected a bucket after {scheme}://, 3 or more lower-case letters, digits, dots and dashes")
     if ".." in path.split("/"):
         raise ValueError('".." has no meaning in a bucket')

@@ -216,6 +216,7 @@ class Store:
             execute("DELETE FROM transitions WHERE job = ?", name)
             execute("DELETE FROM processes WHERE job = ?", name)
             execute("DELETE FROM trials WHERE tuning = ?", name)
+            execute("DELETE FROM forks WHERE tuning = ?", name)
             return None
 
         return self._database.transaction(work)

@@ -25,11 +25,15 @@ _TABLES = (
         PRIMARY KEY (job, attempt, role, position))""",
     "CREATE TABLE schema_version (version INTEGER NOT NULL)",
 )
-# Stores of version 1 may lack this table. It is added to them, and a Footplate that doesn't know it ignores it.
+# Stores of version 1 may lack these tables. They are added, and a Footplate that doesn't know them ignores them.
 _TRIALS = """CREATE TABLE trials (
         tuning TEXT NOT NULL, number INTEGER NOT NULL, job TEXT NOT NULL, state TEXT NOT NULL, parameters TEXT NOT NULL,
         measurements TEXT NOT NULL, value DOUBLE PRECISION, step DOUBLE PRECISION, created DOUBLE PRECISION NOT NULL,
         ended DOUBLE PRECISION, cause TEXT NOT NULL, PRIMARY KEY (tuning, number))"""
+_FORKS = """CREATE TABLE forks (
+        tuning TEXT NOT NULL, number INTEGER NOT NULL, parent INTEGER NOT NULL, step DOUBLE PRECISION NOT NULL,
+        replaces INTEGER NOT NULL, PRIMARY KEY (tuning, number))"""
+_ADDED = {"trials": _TRIALS, "forks": _FORKS}
 
 
 def create(database: Database, there: str, *before: str) -> None:
@@ -51,11 +55,12 @@ def create(database: Database, there: str, *before: str) -> None:
             for statement in _TABLES:
                 execute(statement)
             execute("INSERT INTO schema_version VALUES (?)", VERSION)
-        if not execute(there, "trials"):
-            execute(_TRIALS)
+        for name, statement in _ADDED.items():
+            if not execute(there, name):
+                execute(statement)
 
     # The query first: a transaction would wait for another writer.
-    if not (database.read(there, "schema_version") and database.read(there, "trials")):
+    if not all(database.read(there, name) for name in ("schema_version", *_ADDED)):
         database.transaction(make)
     if (version := database.read("SELECT version FROM schema_version")[0][0]) != VERSION:
         raise ConfigError(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from footplate.jobs.record import Job, Trial, TrialState
+from footplate.jobs.record import Fork, Job, Trial, TrialState
 from footplate.jobs.store.database import Database, Execute
 
 _COLUMNS = "tuning, number, job, state, parameters, measurements, value, step, created, ended, cause"
@@ -44,6 +44,11 @@ class Trials:
                 trial.tuning, trial.number, trial.job, str(trial.state), json.dumps(trial.parameters),
                 json.dumps(trial.measurements), trial.value, trial.step, trial.created, trial.ended, trial.cause,
             )  # fmt: skip
+            if (fork := trial.fork) is not None:
+                execute(
+                    "INSERT INTO forks (tuning, number, parent, step, replaces) VALUES (?, ?, ?, ?, ?)",
+                    trial.tuning, trial.number, fork.parent, fork.step, fork.replaces,
+                )  # fmt: skip
             return True
 
         return self._database.transaction(work)
@@ -51,7 +56,9 @@ class Trials:
     def of(self, tuning: str) -> list[Trial]:
         """The trials of a tuning, in the order of their numbers."""
         rows = self._database.read(f"SELECT {_COLUMNS} FROM trials WHERE tuning = ? ORDER BY number", tuning)
-        return [_trial(row) for row in rows]
+        origins = self._database.read("SELECT number, parent, step, replaces FROM forks WHERE tuning = ?", tuning)
+        forks = {number: Fork(*origin) for number, *origin in origins}
+        return [replace(trial, fork=forks.get(trial.number)) for trial in map(_trial, rows)]
 
     def change(self, trial: Trial, **changes: Any) -> Trial:
         """Change a trial that hasn't ended, and return it. A trial that has ended stays as it is.

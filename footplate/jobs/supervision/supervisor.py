@@ -6,11 +6,10 @@
     ──► SUCCEEDED, FAILED or CANCELLED ──► a reconcile pass, so that the next job starts; once a day, clean up
 
 A reconcile pass starts the supervisor, or assigns the job to a prestarted process (`prestart.py`), or to a fork of a
-tuning's fork server (`jobs/fork_server/`). During an attempt the
-supervisor asks the store, a few times a second, if the job is to be cancelled, and makes a pass every few seconds. To end
-an attempt (the job is cancelled, or its time is over), it sends SIGTERM to all processes: a trainer finishes its step,
-saves, and exits. The supervisor kills what is left after the grace period. It also cancels a job whose first attempt waits
-on a remote backend for longer than `maxWaitTime`.
+tuning's fork server (`jobs/fork_server/`). During an attempt, the supervisor asks the store several times a second if the
+job is to be cancelled, and makes a pass every few seconds. To end an attempt (the job is cancelled, or its time is over),
+it sends SIGTERM to all processes: a trainer finishes its step, saves, and exits. The supervisor kills what is left after
+the grace period. It also cancels a job whose first attempt waits on a remote backend for longer than `maxWaitTime`.
 
 The supervisor itself gets SIGTERM when the machine shuts down. It passes the signal on, unless the attempt outlives its
 supervisor, and leaves the job's state as it is. The next pass finds the job without a supervisor.
@@ -51,6 +50,8 @@ from footplate.launch.failure import Failure
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
+# A trial that is to be paused holds its part of the machine until its supervisor knows.
+TRIAL_TICK_S = 0.05
 # Between SIGTERM and SIGKILL.
 GRACE_S = 30.0
 RECONCILE_S = 5.0
@@ -85,6 +86,7 @@ class Supervisor:
         self._store = store
         self._job = job
         self._execution = Execution.from_dict(job.plan)
+        self._tick_s = TICK_S if self._execution.trial is None else TRIAL_TICK_S
         self._state = job.state
         self._attempt = job.attempt
         self._started = job.started
@@ -170,7 +172,7 @@ class Supervisor:
                 continue
             if attempt.over:
                 break
-            ended = attempt.wait(TICK_S)
+            ended = attempt.wait(self._tick_s)
             self._unnoted += ended
             if ended:
                 self._note(self._note_ends)
@@ -225,7 +227,7 @@ class Supervisor:
         if time.monotonic() < self._ask_again:
             return None
         # Once a tick is enough: output may arrive more often.
-        self._ask_again = time.monotonic() + TICK_S
+        self._ask_again = time.monotonic() + self._tick_s
         try:
             # If somebody declared this machine lost, the job is CANCELLED, or even deleted.
             goes_on = self._store.state(self._execution.name) in (State.PREPARING, State.RUNNING)
@@ -245,7 +247,7 @@ class Supervisor:
         while (left := until - time.monotonic()) > 0:
             if (why := self._asked()) is not None:
                 return Stopped(why)
-            time.sleep(min(left, TICK_S))
+            time.sleep(min(left, self._tick_s))
         return None
 
     def _stopped(self, stopped: Stopped) -> None:

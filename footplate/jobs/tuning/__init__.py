@@ -7,10 +7,13 @@ plan.py          goal, parameters and limits; the best of some trials
 proposals.py     the parameters of the next trial
 measurements.py  the measurements of a trial's metric
 stopping.py      which trials are stopped early
+population.py    population-based training: which trial gives way to a fork of which other one
 trial_jobs.py    the job of a trial
 attempt.py       the trials, added and followed until the tuning ends
 backend.py       what the tuning's supervisor needs of a backend
 submission.py    checks, and the plan, when a tuning is submitted
+checkpoints.py   copies of checkpoints that trials begin from
+results.py       the trials, the best first, and the best of them
 
 The store keeps trials and results (`store/trials.py`).
 """

@@ -14,6 +14,14 @@ supervisor at a time, which holds the lock of the tuning's job.
 **How many trials run.** `maxParallelTrials` at most, and as many as the machine has room for. At most one trial waits in
 the queue, so that the parameters of a trial are chosen late, with the results of all trials that have ended by then.
 
+**Trials that reach their end.** A trial that has trained to its end isn't stopped or paused. A trial may reach its end
+while it is asked to save. If its program ends with exit code 0 then, it has done its work, and the trial has its result. If
+SIGTERM ends the program after the training, the trial continues from its last checkpoint, does what is left, and ends.
+
+**Population-based training.** With the rule `pbt`, a trial that gives way is stopped, and then replaced by a fork of a
+better one (`population.py`). The checkpoint is copied into the fork's directory, and then the fork is added to the store
+with its job. A supervisor that was killed in between makes the copy again.
+
 **When it ends.** After `maxTrials`, or when all combinations were tried. Trials that are still paused then count as stopped
 early. It succeeds if a trial has a result. It fails after `maxFailedTrials` failed trials. Without that number, it fails
 when `BROKEN` trials have failed and no trial has a result: the program is broken then. A trial whose program ends without a
@@ -32,13 +40,22 @@ from pathlib import Path
 from footplate.core.errors import ConfigError, FootplateError, Unavailable
 from footplate.jobs.fork_server.starting import TuningForkServer
 from footplate.jobs.home import Home
-from footplate.jobs.record import Job, Process, Trial, TrialState
+from footplate.jobs.record import Fork, Job, Process, Trial, TrialState
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.store.jobs import Store
+from footplate.jobs.supervision.exit_status import outcome
 from footplate.jobs.supervision.logfiles import Writer
-from footplate.jobs.tuning.measurements import Measurement, Measurements, is_finite, measurements_of
+from footplate.jobs.tuning.checkpoints import keep_checkpoint
+from footplate.jobs.tuning.measurements import (
+    Measurement,
+    Measurements,
+    TrialCheckpoint,
+    is_finite,
+    measurements_of,
+)
 from footplate.jobs.tuning.plan import TuningPlan, best_of
+from footplate.jobs.tuning.population import choose_parent, explore, parents, to_replace, why_exploit
 from footplate.jobs.tuning.proposals import propose
 from footplate.jobs.tuning.space import to_text
 from footplate.jobs.tuning.stopping import next_to_continue, why_pause, why_stop
@@ -53,7 +70,9 @@ LOG = "tuning.log"
 # The pause after a failure of the store or the disk.
 AWAY_S = 1.0
 # How often the measurements of running trials are read, if trials may be stopped early.
-MEASURE_S = 0.25
+MEASURE_S = 0.05
+# The shortest pause before the trials are looked at again. A part of the machine that is free waits for that long.
+LOOK_S = 0.05
 # The states of trials whose jobs are asked to end, in words.
 _ENDING = {TrialState.STOPPING: "stopped early", TrialState.PAUSING: "paused"}
 
@@ -92,6 +111,8 @@ class TuningAttempt:
         # On the monotonic clock.
         self._measure_at = 0.0
         self._progress = ""
+        # The newest checkpoints of running trials from which another one can begin, by number.
+        self._checkpoints: dict[int, TrialCheckpoint] = {}
         # Trials of an earlier submission of this job have run.
         self.running = job.started is not None
         self.succeeded = False
@@ -118,6 +139,7 @@ class TuningAttempt:
 
     def wait(self, timeout_s: float) -> list[Process]:
         """Move the tuning on, then wait. A store that can't be used for a while is no failure."""
+        began = time.monotonic()
         try:
             self._advance()
         except (Unavailable, OSError) as error:
@@ -130,6 +152,9 @@ class TuningAttempt:
             # A supervisor that ends here would be replaced, and fail again, for ever.
             log.exception("%s", self._job.name)
             self._fail(f"{type(error).__name__}: {error}")
+        else:
+            # At most a tenth of the time goes into that.
+            timeout_s = min(timeout_s, max(LOOK_S, 10 * (time.monotonic() - began)))
         if not self._over:
             time.sleep(timeout_s)
         return []
@@ -158,6 +183,8 @@ class TuningAttempt:
         # The measurements of trials that don't run are in the store.
         if is_measured or not self._plan.stop_early or not _active(trials):
             trials = self._continue_promising(trials)
+        if is_measured and self._plan.stop_early == "pbt":
+            trials = self._replace(trials)
         active = _active(trials)
         if why := self._why_failed(trials):
             self._fail(why)
@@ -185,6 +212,11 @@ class TuningAttempt:
         if job is not None and job.state not in FINAL:
             return trial
         if job is not None and job.state == State.CANCELLED:
+            if (trial.state in _ENDING or self._stopping) and _did_its_work(self._store, job):
+                self._store.explain(trial.job, State.CANCELLED, "its program ended by itself")
+                return self._end(trial, replace(job, state=State.SUCCEEDED))
+            if trial.state in _ENDING and not self._stopping and self._measure(trial, job).has_trained:
+                return self._continue(trial)
             if trial.state == TrialState.PAUSING:
                 return self._pause(trial, job, trial.cause)
             if self._stopping and trial.state != TrialState.STOPPING:
@@ -208,12 +240,16 @@ class TuningAttempt:
             trial = next_to_continue(self._plan, list(result.values()))
             if trial is None:
                 break
-            continue_job(self._store, trial.job)
-            trial = self._store.trials.change(trial, state=TrialState.ACTIVE, cause="")
-            result[trial.number] = trial
-            self._say(f"trial {trial.number} continues: {_parameters(trial)}")
-            self._reconcile()
+            result[trial.number] = self._continue(trial)
         return list(result.values())
+
+    def _continue(self, trial: Trial) -> Trial:
+        """Let a trial go on whose job has saved and ended."""
+        continue_job(self._store, trial.job)
+        trial = self._store.trials.change(trial, state=TrialState.ACTIVE, cause="")
+        self._say(f"trial {trial.number} continues: {_parameters(trial)}")
+        self._reconcile()
+        return trial
 
     def _end_paused(self, trial: Trial) -> Trial:
         """End a trial that is still paused when the tuning is over."""
@@ -247,29 +283,84 @@ class TuningAttempt:
 
     def _end_unpromising(self, trials: Sequence[Trial]) -> list[Trial]:
         measured = []
+        # The numbers of the trials that have trained to their ends.
+        trained = set()
         for trial in trials:
             if trial.state == TrialState.ACTIVE:
                 now = self._measure(trial, self._store.get(trial.job))
+                self._checkpoints.pop(trial.number, None)
+                if now.has_trained:
+                    trained.add(trial.number)
+                elif now.checkpoint is not None:
+                    self._checkpoints[trial.number] = now.checkpoint
                 if now.is_whole:
                     trial = replace(trial, measurements=now.series)
                 elif now.series != trial.measurements:
                     trial = self._store.trials.change(trial, measurements=now.series)
             measured.append(trial)
         result = []
-        for trial in measured:
-            if trial.state == TrialState.ACTIVE:
+        for index, trial in enumerate(measured):
+            if trial.state == TrialState.ACTIVE and trial.number not in trained:
                 others = [other for other in measured if other.number != trial.number]
                 if why := why_stop(self._plan, trial, others):
                     trial = self._store.trials.change(trial, state=TrialState.STOPPING, cause=why)
                 elif why := why_pause(self._plan, trial, others):
                     trial = self._store.trials.change(trial, state=TrialState.PAUSING, cause=why)
+                elif why := self._why_exploit(trial, [*result, *measured[index:]]):
+                    trial = self._store.trials.change(trial, state=TrialState.STOPPING, cause=why)
             if trial.state in _ENDING:
                 end_job(self._store, trial.job, f"{_ENDING[trial.state]}: {trial.cause}")
             result.append(trial)
         return result
 
+    def _why_exploit(self, trial: Trial, trials: Sequence[Trial]) -> str:
+        """Explain why a trial gives way to a fork of a better one; empty if it goes on."""
+        if self._plan.stop_early != "pbt" or not self._parents(trial, trials):
+            return ""
+        return why_exploit(self._plan, trial, trials)
+
+    def _parents(self, trial: Trial, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials that may be forked in the place of a trial."""
+        return [parent for parent in parents(self._plan, trial, trials) if parent.number in self._checkpoints]
+
+    def _replace(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Replace trials that have given way with forks of better ones, as many as may run."""
+        result = list(trials)
+        for trial in to_replace(self._plan, result):
+            candidates = self._parents(trial, result)
+            if trial.state == TrialState.STOPPED_EARLY and candidates and self._may_fork(result):
+                result += self._fork(trial, choose_parent(self._plan, len(result) + 1, candidates), len(result) + 1)
+        return result
+
+    def _may_fork(self, trials: Sequence[Trial]) -> bool:
+        return len(trials) < self._plan.max_trials and len(_active(trials)) < self._plan.max_parallel_trials
+
+    def _fork(self, replaced: Trial, parent: Trial, number: int) -> list[Trial]:
+        """Add a fork. Returns it; nothing if the checkpoint was deleted meanwhile: then a newer one is used later."""
+        checkpoint = self._checkpoints[parent.number]
+        fork = Fork(parent.number, checkpoint.step, replaced.number)
+        parameters = explore(self._plan, number, parent.parameters)
+        trial, job = make_trial(self._job, self._plan, number, parameters, self._needs, fork)
+        try:
+            keep_checkpoint(checkpoint.path, Path(job.plan["trial"]["checkpoint"]))
+        except ConfigError as error:
+            log.warning("%s: %s", self._job.name, error)
+            return []
+        if not self._enter(trial, job):
+            return []
+        self._say(
+            f"trial {number} begins from trial {parent.number} at step {checkpoint.step:g}, in the place of trial "
+            f"{replaced.number}: {_parameters(trial)}"
+        )
+        self._reconcile()
+        return [trial]
+
     def _may_add(self, trials: Sequence[Trial], active: Sequence[Trial]) -> bool:
         if len(trials) >= self._plan.max_trials or len(active) >= self._plan.max_parallel_trials:
+            return False
+        population = sum(trial.fork is None for trial in trials)
+        if self._plan.stop_early == "pbt" and population >= self._plan.max_parallel_trials:
+            # The population is complete. Forks follow.
             return False
         # One that waits for room is enough. A later one is chosen with more results.
         return all(self._store.state(trial.job) != State.QUEUED for trial in active)
@@ -293,15 +384,19 @@ class TuningAttempt:
         if parameters is None:
             return False
         trial, job = make_trial(self._job, self._plan, number, parameters, self._needs)
-        if self._store.get(job.name) is not None:
-            self._fail(f"a job {job.name} exists already, and trial {number} needs its name")
-            return True
-        make_folder(self._home, self._job, job)
-        if not self._store.trials.add(trial, job):
-            self._fail(f"a job {job.name} exists already, and trial {number} needs its name")
-            return True
-        self._say(f"trial {number} begins: {_parameters(trial)}")
-        self._reconcile()
+        if self._enter(trial, job):
+            self._say(f"trial {number} begins: {_parameters(trial)}")
+            self._reconcile()
+        return True
+
+    def _enter(self, trial: Trial, job: Job) -> bool:
+        """Put a trial into the store, with its job. Returns False, and fails, if another job has its name."""
+        is_free = self._store.get(job.name) is None
+        if is_free:
+            make_folder(self._home, self._job, job)
+        if not is_free or not self._store.trials.add(trial, job):
+            self._fail(f"a job {job.name} exists already, and trial {trial.number} needs its name")
+            return False
         return True
 
     def _why_failed(self, trials: Sequence[Trial]) -> str:
@@ -334,6 +429,11 @@ class TuningAttempt:
     def _finish(self, trials: Sequence[Trial]) -> None:
         best = best_of(self._plan, trials)
         self.succeeded = best is not None
+        if self._plan.stop_early == "pbt" and not any(trial.fork for trial in trials):
+            self._say(
+                "no trial gave way to a better one: trials are compared while they run, so four or more must have room on "
+                "this machine at once, and report values after their checkpoints"
+            )
         if best is None and not self._failure:
             failed = [trial for trial in trials if trial.state == TrialState.FAILED]
             self._fail("no trial has a result" + (f". The last failure: {failed[-1].cause}" if failed else ""))
@@ -391,6 +491,15 @@ def result_of(
     if not is_finite(series[-1]):
         return TrialState.INFEASIBLE, f"{metric} is {series[-1][1]} at step {series[-1][0]:g}"
     return TrialState.SUCCEEDED, ""
+
+
+def _did_its_work(store: Store, job: Job) -> bool:
+    """Return True if the program of a job ended with exit code 0, although the job is cancelled."""
+    success = outcome(0, "")
+    return any(
+        process.role == "master" and process.attempt == job.attempt and process.outcome == success
+        for process in store.processes(job.name)
+    )
 
 
 def _active(trials: Iterable[Trial]) -> list[Trial]:

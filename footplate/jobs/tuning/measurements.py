@@ -10,11 +10,15 @@ more. A trainer records the step from which it continues. For another program, t
 an attempt, a step that is smaller than the one before begins another training, such as the next fold: then the earlier
 training doesn't count.
 
+A trainer also records when a training begins and when it has reached its end. A tuning doesn't stop or pause a trial that
+has trained to its end. That doesn't count any more if a later attempt continues from an earlier step, or trains again.
+
 The result of a trial is its last measurement, not its best, as on AI Platform and Vertex AI (LAST_MEASUREMENT).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +34,22 @@ TRAINER, HYPERTUNE = "reports.jsonl", "hypertune.jsonl"
 Measurement = tuple[float, float]
 """The step and the value of a report."""
 
+TrainingEvent = tuple[str, float]
+"""A training "begins", "continues" or "ends" at a step."""
+
+
+@dataclass(frozen=True)
+class TrialCheckpoint:
+    """A complete checkpoint of a trial. It may have been deleted since.
+
+    Attributes:
+        step: its step.
+        path: its directory.
+    """
+
+    step: float
+    path: Path
+
 
 @dataclass(frozen=True)
 class Reports:
@@ -39,11 +59,15 @@ class Reports:
         events: measurements, and the steps from which trainers continued.
         names: the metrics that a trainer logged instead, if it never logged the metric.
         is_whole: False if `cloudml-hypertune` wrote them, which keeps the last 100.
+        trainings: where trainings of a trainer begin, continue and end.
+        checkpoint: the newest checkpoint of a trainer; None without one.
     """
 
     events: Sequence[Measurement | float] = ()
     names: frozenset[str] = field(default_factory=frozenset)
     is_whole: bool = True
+    trainings: Sequence[TrainingEvent] = ()
+    checkpoint: TrialCheckpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -54,11 +78,15 @@ class Measurements:
         series: in order.
         names: other metrics that its trainers logged.
         is_whole: False if earlier ones may be missing.
+        has_trained: a trainer has trained to its end, and no other training has begun.
+        checkpoint: the newest checkpoint of a trainer; None without one.
     """
 
     series: tuple[Measurement, ...]
     names: tuple[str, ...]
     is_whole: bool
+    has_trained: bool
+    checkpoint: TrialCheckpoint | None
 
 
 def measurements_of(home: Home, job: str, attempts: int, metric: str) -> Measurements:
@@ -73,7 +101,11 @@ def measurements_of(home: Home, job: str, attempts: int, metric: str) -> Measure
     reports = [read_reports(home.attempt(job, number), metric) for number in range(1, attempts + 1)]
     names = frozenset().union(*(each.names for each in reports))
     return Measurements(
-        series(each.events for each in reports), tuple(sorted(names)), all(each.is_whole for each in reports)
+        series(each.events for each in reports),
+        tuple(sorted(names)),
+        all(each.is_whole for each in reports),
+        has_trained(each.trainings for each in reports),
+        next((each.checkpoint for each in reversed(reports) if each.checkpoint is not None), None),
     )
 
 
@@ -103,6 +135,23 @@ def series(attempts: Iterable[Sequence[Measurement | float]]) -> tuple[Measureme
     return tuple(result)
 
 
+def has_trained(attempts: Iterable[Sequence[TrainingEvent]]) -> bool:
+    """Return True if the last training has reached its end, and no later attempt has rolled that back.
+
+    >>> has_trained([[("begins", 0.0), ("ends", 90.0)], [("continues", 90.0)]])
+    True
+    >>> has_trained([[("begins", 0.0), ("ends", 90.0)], [("continues", 60.0)]])
+    False
+    """
+    ended_at: float | None = None
+    for kind, step in itertools.chain.from_iterable(attempts):
+        if kind == "ends":
+            ended_at = step
+        elif kind == "begins" or (ended_at is not None and step < ended_at):
+            ended_at = None
+    return ended_at is not None
+
+
 def read_reports(folder: Path, metric: str) -> Reports:
     """Read the reports of an attempt from its folder."""
     reported = [
@@ -111,17 +160,26 @@ def read_reports(folder: Path, metric: str) -> Reports:
         if (step := _number(line.get("global_step", 0))) is not None
         and (value := _number(line.get(metric))) is not None
     ]
-    if reported:
-        return Reports(reported, is_whole=False)
     events: list[Measurement | float] = []
     names: set[str] = set()
+    trainings: list[TrainingEvent] = []
+    checkpoint: TrialCheckpoint | None = None
     for line in _lines(folder / TRAINER):
         step, value = _number(line.get("step")), _number(line.get("value"))
         if isinstance(line.get("logged"), list):
             names.update(map(str, line["logged"]))
-        elif step is not None:
-            events.append(step if value is None else (step, value))
-    return Reports(events, frozenset(names))
+        elif step is not None and "checkpoint" in line:
+            checkpoint = TrialCheckpoint(step, Path(str(line["checkpoint"])))
+        elif step is not None and "training" in line:
+            trainings.append((str(line["training"]), step))
+        elif step is not None and value is None:
+            trainings.append(("continues", step))
+            events.append(step)
+        elif step is not None and value is not None:
+            events.append((step, value))
+    if reported:
+        return Reports(reported, is_whole=False, trainings=trainings, checkpoint=checkpoint)
+    return Reports(events, frozenset(names), trainings=trainings, checkpoint=checkpoint)
 
 
 def is_finite(measurement: Measurement) -> bool:

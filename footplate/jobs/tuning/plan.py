@@ -12,7 +12,7 @@ from footplate.jobs.tuning.space import Parameter, Value
 
 DEFAULT_METRIC = "training/hptuning/metric"
 GRID, RANDOM = "GRID_SEARCH", "RANDOM_SEARCH"
-StopRule = Literal["", "median", "asha", "hyperband"]
+StopRule = Literal["", "median", "asha", "hyperband", "pbt"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class TuningPlan:
         seed: of the search. With the results of earlier trials, it determines the next trial.
         earlier: trials of an earlier tuning, which count as results.
         imports: names that trials import, beside those in the source of their program (`jobs/fork_server/imports.py`).
+        checkpoint: the checkpoint from which all trials begin, a path or a URI; empty if they begin at their first step.
+        interval: with "pbt", the number of measurements between two comparisons (`population.py`).
     """
 
     goal: str
@@ -61,6 +63,8 @@ class TuningPlan:
     seed: int
     earlier: tuple[EarlierTrial, ...] = ()
     imports: tuple[str, ...] = ()
+    checkpoint: str = ""
+    interval: int = 1
 
     @classmethod
     def of(
@@ -70,6 +74,8 @@ class TuningPlan:
         earlier: Sequence[EarlierTrial] = (),
         stop_early: StopRule = "",
         imports: Sequence[str] = (),
+        checkpoint: str = "",
+        interval: int = 1,
     ) -> TuningPlan:
         """Read a HyperparameterSpec in the API's form, which was checked.
 
@@ -79,6 +85,8 @@ class TuningPlan:
             earlier: the trials of the tuning that this one continues.
             stop_early: the rule for stopping trials; by default `enableTrialEarlyStopping` decides.
             imports: further names that trials import.
+            checkpoint: the checkpoint from which all trials begin.
+            interval: the number of measurements between two comparisons.
         """
         return cls(
             goal=spec["goal"],
@@ -92,6 +100,8 @@ class TuningPlan:
             seed=seed,
             earlier=tuple(earlier),
             imports=tuple(imports),
+            checkpoint=checkpoint,
+            interval=interval,
         )
 
     @classmethod

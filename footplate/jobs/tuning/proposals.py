@@ -58,14 +58,14 @@ def propose(plan: TuningPlan, number: int, trials: Sequence[Trial]) -> dict[str,
         return next(each for each in _all(plan.parameters, count) if _key(each) not in tried)
     proposed: dict[str, Value] = {}
     for draw in range(_DRAWS):
-        seed = _seed(plan.seed, number, draw)
+        seed = seed_of(plan.seed, number, draw)
         proposed = _random(plan, seed) if plan.algorithm == RANDOM else _tpe(plan, known, seed)
         if _key(proposed) not in tried:
             return proposed
     if count is None or count > _LISTED:
         return proposed
     left = [each for each in _all(plan.parameters, count) if _key(each) not in tried]
-    return random.Random(_seed(plan.seed, number, _DRAWS)).choice(left)
+    return random.Random(seed_of(plan.seed, number, _DRAWS)).choice(left)
 
 
 def check_algorithm(plan: TuningPlan) -> None:
@@ -149,6 +149,6 @@ def _key(parameters: dict[str, Value]) -> tuple[tuple[str, Value], ...]:
     return tuple(sorted(parameters.items()))
 
 
-def _seed(seed: int, number: int, draw: int) -> int:
+def seed_of(seed: int, number: int, draw: int) -> int:
     """A seed of 32 bits. Seeds of neighbouring trials have nothing in common."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{number}/{draw}".encode()).digest()[:4])

@@ -6,6 +6,7 @@
                 while it is among the best third of all trials that have reached the rung. Otherwise it is paused
     hyperband   asha in three brackets, whose first rungs are at 1, 3 and 9 measurements. A trial is compared with those of
                 its bracket. So a metric whose first values mislead can't pause all good trials early
+    pbt         a trial in the worst quarter gives way to a fork of a better one (`population.py`)
 
 A trial that is stopped never goes on. A trial that is paused saves and ends, and goes on from its checkpoint when it is
 among the best third after all, since more trials have reached its rung (`next_to_continue`).

@@ -6,13 +6,18 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.core.errors import ConfigError
+from footplate.jobs.execution import BUCKETS
 from footplate.jobs.states import FINAL
 from footplate.jobs.store.jobs import Store, WrongState
+from footplate.jobs.tuning.checkpoints import keep_checkpoint
 from footplate.jobs.tuning.plan import EarlierTrial, TuningPlan
-from footplate.jobs.tuning.trial_jobs import trial_name
+from footplate.jobs.tuning.population import QUARTER
+from footplate.jobs.tuning.trial_jobs import START, trial_name
 
 if TYPE_CHECKING:
     from footplate.jobs.spec.resolving import ResolvedJob
@@ -28,8 +33,8 @@ def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any])
     Args:
         resolved: the job; it has a name.
         store: the store of the jobs.
-        options: `seed`, `stop_early` and `imports`, which a config can't express. Without a seed, `FOOTPLATE_SEED` gives
-            it, or one is drawn and kept with the job.
+        options: `seed`, `stop_early`, `imports`, `checkpoint` and `interval`, which a config can't express. Without a
+            seed, `FOOTPLATE_SEED` gives it, or one is drawn and kept with the job.
 
     Raises:
         ConfigError: its trials can't have names; the tuning that it continues can't be continued.
@@ -40,7 +45,11 @@ def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any])
         return None
     name = resolved.name or ""
     stop_early, imports = options.get("stop_early", ""), options.get("imports", ())
-    plan = TuningPlan.of(spec, _seed(options), _earlier(spec, store), stop_early, imports)
+    checkpoint = options.get("checkpoint", "")
+    interval = options.get("interval", 1)
+    plan = TuningPlan.of(spec, _seed(options), _earlier(spec, store), stop_early, imports, checkpoint, interval)
+    if plan.stop_early == "pbt":
+        _check_population(plan, resolved.job_dir)
     longest = trial_name(name, plan.max_trials)
     if len(longest) > _NAME_CHARACTERS:
         raise ConfigError(
@@ -54,6 +63,40 @@ def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any])
             f"it: footplate jobs delete {taken}"
         )
     return plan
+
+
+def _check_population(plan: TuningPlan, job_dir: str | None) -> None:
+    if plan.max_parallel_trials < QUARTER:
+        raise ConfigError(
+            f"population-based training compares the trials that run at once, and {plan.max_parallel_trials} is too few. "
+            f"Run at least {QUARTER} at once (--parallel, maxParallelTrials)."
+        )
+    if job_dir is None or job_dir.startswith(BUCKETS):
+        raise ConfigError(
+            f"population-based training copies checkpoints, and --job-dir is {job_dir or 'not given'}. Give a directory of "
+            "this machine."
+        )
+
+
+def keep_start(plan: TuningPlan, job_dir: str | None) -> TuningPlan:
+    """Keep the checkpoint from which the trials begin, if it is on this machine: `start.ckpt` in the tuning's directory.
+
+    Args:
+        plan: the tuning.
+        job_dir: its directory.
+
+    Returns:
+        The plan, with the kept checkpoint.
+
+    Raises:
+        ConfigError: it can't be kept.
+    """
+    remote = (plan.checkpoint, job_dir or "")
+    if not plan.checkpoint or job_dir is None or any(path.startswith(BUCKETS) for path in remote):
+        return plan
+    kept = Path(job_dir) / START
+    keep_checkpoint(Path(plan.checkpoint), kept)
+    return replace(plan, checkpoint=str(kept))
 
 
 def _seed(options: Mapping[str, Any]) -> int:

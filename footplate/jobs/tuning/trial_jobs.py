@@ -11,6 +11,7 @@ A trial's processes have these variables:
     CLOUD_ML_HP_METRIC_FILE                      where `cloudml-hypertune` writes
     FOOTPLATE_TRIAL_METRIC, FOOTPLATE_TRIAL_REPORTS    what a trainer reports, and where (`training/trial.py`)
     FOOTPLATE_TRIAL_TUNING                       the id of the tuning's job, for MLflow's parent run
+    FOOTPLATE_FROM_CHECKPOINT                    the checkpoint from which it begins, if there is one (`training/job.py`)
 
 The files of reports are in the folder of the attempt, so those of a rolled-back attempt are known. Only the master's count.
 """
@@ -28,7 +29,7 @@ from typing import Any
 from footplate.jobs import process_env
 from footplate.jobs.execution import Execution
 from footplate.jobs.home import PACKAGE, Home
-from footplate.jobs.record import Job, Trial, TrialState
+from footplate.jobs.record import Fork, Job, Trial, TrialState
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.store.jobs import Store
@@ -37,14 +38,27 @@ from footplate.jobs.tuning.measurements import HYPERTUNE, TRAINER
 from footplate.jobs.tuning.plan import TuningPlan
 from footplate.jobs.tuning.space import Value, to_argument
 
+# A copy of the checkpoint that all trials, or a fork, begin from.
+START = "start.ckpt"
+
 
 def trial_name(tuning: str, number: int) -> str:
     """The name of a trial's job."""
     return f"{tuning}_trial_{number}"
 
 
+def trial_job_dir(job_dir: str, number: int) -> str:
+    """The directory of a trial, in that of its tuning."""
+    return f"{job_dir.rstrip('/')}/{number}"
+
+
 def make_trial(
-    parent: Job, plan: TuningPlan, number: int, parameters: dict[str, Value], needs: Resources
+    parent: Job,
+    plan: TuningPlan,
+    number: int,
+    parameters: dict[str, Value],
+    needs: Resources,
+    fork: Fork | None = None,
 ) -> tuple[Trial, Job]:
     """Make a trial and its job, as they are added to the store.
 
@@ -54,6 +68,7 @@ def make_trial(
         number: the trial's number.
         parameters: name → value.
         needs: the part of the machine that a trial needs.
+        fork: the trial that it begins from, whose checkpoint is kept in the directory of the new trial.
     """
     name, now = trial_name(parent.name, number), time.time()
     execution = Execution.from_dict(parent.plan)
@@ -63,7 +78,7 @@ def make_trial(
         arguments += own
     else:
         # A program gets its directory last.
-        job_dir = f"{job_dir.rstrip('/')}/{number}"
+        job_dir = trial_job_dir(job_dir, number)
         arguments[-2:] = [*own, "--job-dir", job_dir]
     trial = {
         "tuning": parent.name,
@@ -71,6 +86,7 @@ def make_trial(
         "number": number,
         "metric": plan.metric,
         "parameters": dict(parameters),
+        "checkpoint": plan.checkpoint if fork is None or job_dir is None else str(fork_checkpoint(job_dir)),
     }
     spec = _spec_of_trial(execution.spec)
     execution = replace(
@@ -84,7 +100,16 @@ def make_trial(
         name, State.QUEUED, created=now, queued=now, host=parent.host, backend=parent.backend, priority=parent.priority,
         needs=needs, plan=execution.to_dict(), spec=described, labels=dict(parent.labels),
     )  # fmt: skip
-    return Trial(parent.name, number, name, TrialState.ACTIVE, dict(parameters), created=now), job
+    return Trial(parent.name, number, name, TrialState.ACTIVE, dict(parameters), created=now, fork=fork), job
+
+
+def fork_checkpoint(job_dir: str) -> Path:
+    """The copy of the checkpoint that a fork begins from.
+
+    Args:
+        job_dir: the directory of the fork.
+    """
+    return Path(job_dir) / START
 
 
 def make_folder(home: Home, parent: Job, job: Job) -> None:
@@ -123,6 +148,7 @@ def trial_variables(trial: Mapping[str, Any], folder: Path, role: str, index: in
         "CLOUD_ML_JOB_ID": trial["tuning"],
         "CLOUD_ML_TRIAL_ID": str(trial["number"]),
         "CLOUD_ML_HP_METRIC_FILE": str(folder / hypertune),
+        **({"FOOTPLATE_FROM_CHECKPOINT": trial["checkpoint"]} if trial.get("checkpoint") else {}),
         **(reports if is_master else {}),
     }
 

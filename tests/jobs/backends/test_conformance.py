@@ -63,59 +63,44 @@ def test_each_replica_knows_its_place_and_the_master_decides(bench: Bench, place
     assert {one.role: one.outcome for one in bench.jobs.store.processes("my_job")} == ends
 
 
-def test_several_jobs_at_once_each_come_to_their_own_end(bench: Bench, place: Place):
-    bench.program(
-        """
-        what = sys.argv[1]
-        (place / f"{what}-{attempt}").touch()
-        for other in sys.argv[2].split():
-            until_there(f"{other}-1")
-        print("so far", what, flush=True)
-        if what == "raises":
-            raise ValueError("too large")
-        sys.exit(2 * (what == "mistaken"))
-        """
-    )
-    names = ("raises", "mistaken")
-    alone = place.kind.backend == "local"  # this machine may not have the cores for all of them at once
-    together = () if alone else names
-    for name in names:
-        bench.submit(name, args=(name, " ".join(together)))
-    mistaken, raises = bench.jobs.wait("mistaken"), bench.jobs.wait("raises")
-    assert bench.output("mistaken") == "so far mistaken\n"
-    assert (mistaken.state, mistaken.attempt) == (State.FAILED, 1)
-    assert mistaken.cause == "master 0 ended with exit code 2: so far mistaken"
-    assert (raises.state, raises.attempt, raises.failures, raises.losses) == (State.FAILED, 2, 1, 0)
-    assert raises.cause.startswith(
-        "master 0 ended with exit code 1: ValueError: too large (as in the attempt before it"
-    )
-    assert "ValueError: too large" in bench.output("raises", attempt=2)
-
-
-def test_an_end_that_is_asked_for_lets_the_program_save(bench: Bench, place: Place):
+def test_of_several_jobs_at_once_each_comes_to_its_own_end(bench: Bench, place: Place):
+    """One raises an error, and is mistaken in its next attempt. The other one is cancelled, and saves."""
     bench.program(
         """
         def told(*_):
             print("saving", flush=True)
-            (place / f"{sys.argv[1]}-saved").touch()
+            (place / "saved").touch()
             sys.exit(143)
-        signal.signal(signal.SIGTERM, told)
-        (place / f"{sys.argv[1]}-ready").touch()
-        while True:
-            time.sleep(1)
+        what = sys.argv[1]
+        if what == "saves":
+            signal.signal(signal.SIGTERM, told)
+            (place / "ready").touch()
+            while True:
+                time.sleep(1)
+        until_there("ready")
+        print("so far", what, flush=True)
+        if attempt == 1:
+            raise ValueError("too large")
+        sys.exit(2)
         """
     )
-    bench.submit("cancelled", args=("cancelled",))
-    bench.submit("late", args=("late",), max_running_time="5s")
-    bench.there("cancelled-ready")
-    bench.jobs.cancel("cancelled")
-    cancelled, late = bench.jobs.wait("cancelled"), bench.jobs.wait("late")
-    assert cancelled.state == State.CANCELLED
-    assert bench.states("cancelled")[-2:] == ["CANCELLING", "CANCELLED"]
-    assert (bench.directory / "cancelled-saved").exists()
-    assert bench.output("cancelled") == "saving\n"
-    assert (late.state, late.cause) == (State.FAILED, "its maximum running time of 5 s is over")
-    assert not (bench.directory / "late-ready").exists() or (bench.directory / "late-saved").exists()
+    bench.submit("saves", args=("saves",))
+    bench.submit("fails", args=("fails",))
+    fails = bench.jobs.wait("fails")
+    assert (fails.state, fails.attempt, fails.failures, fails.losses) == (State.FAILED, 2, 1, 0)
+    assert bench.jobs.store.transitions("fails")[3].cause.startswith(
+        "master 0 ended with exit code 1: ValueError: too large"
+    )
+    assert "ValueError: too large" in bench.output("fails")
+    assert fails.cause == "master 0 ended with exit code 2: so far fails"
+    assert bench.output("fails", attempt=2) == "so far fails\n"
+
+    bench.is_in(State.RUNNING, "saves")
+    bench.jobs.cancel("saves")
+    assert bench.jobs.wait("saves").state == State.CANCELLED
+    assert bench.states("saves")[-2:] == ["CANCELLING", "CANCELLED"]
+    assert (bench.directory / "saved").exists()
+    assert bench.output("saves") == "saving\n"
 
 
 def test_no_line_is_lost_or_written_twice_when_the_supervisor_is_killed(bench: Bench, place: Place):

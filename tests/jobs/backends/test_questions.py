@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ ON_THIS_MACHINE = pytest.mark.parametrize("place", [pytest.param("local", marks=
 ON_RAY = pytest.mark.parametrize("place", [pytest.param("ray", marks=ENGINE)], indirect=True)
 ON_SLURM = pytest.mark.parametrize("place", [pytest.param("slurm", marks=ENGINE)], indirect=True)
 
-# Trains until there is a file `end`, or for a number of steps.
+# Trains until there is a file `end`.
 TRAINS = f"""
 {NET}
 class Watch(fp.Callback):
@@ -46,6 +46,7 @@ class Watch(fp.Callback):
         (place / f"rank-{{trainer.global_rank}}-trains").touch()
         if (place / "end").exists():
             trainer.should_stop = True
+        time.sleep(0.05)
 
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(80, 4)), batch_size=4)
 fp.Trainer(
@@ -56,7 +57,7 @@ fp.Trainer(
 
 
 @pytest.fixture
-def footplate(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str, str]]]:
+def footplate(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Runs `footplate …` in this process. Returns exit code, output and errors."""
 
     def run(*argv: object) -> tuple[int, str, str]:
@@ -71,7 +72,9 @@ def footplate(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tupl
 
 
 @EVERYWHERE
-def test_all_replicas_show_their_stacks_and_are_profiled(bench: Bench, place: Place, footplate: Any):
+def test_all_replicas_show_their_stacks_and_are_profiled_also_if_their_training_ends_with_the_profile(
+    bench: Bench, place: Place, footplate: Any
+):
     bench.program(TRAINS)
     bench.submit(text=TWO)
     bench.there("rank-0-trains")
@@ -84,14 +87,6 @@ def test_all_replicas_show_their_stacks_and_are_profiled(bench: Bench, place: Pl
     assert re.match(r"ranks? [01] .*(waits?|is|are) in ", text)
     assert "task.py:" in text
 
-    code, text, errors = footplate("jobs", "profile", "my_job", "--steps", "3")
-    assert code == 0, errors
-    assert text.startswith("Profile of steps ")
-    assert ", rank 0 of 2, " in text
-    assert re.match(r"my_job at step \d+: waits for the next step …\n", errors)
-    (profile,) = (bench.directory / "run").glob("profile-*")
-    assert {path.name for path in profile.glob("trace-*")} == {"trace-rank0.json.gz", "trace-rank1.json.gz"}
-
     # The button of the page.
     context = ServerContext(bench.jobs.home)
     assert profile_job(context, "my_job", 2).state == "waiting"
@@ -99,43 +94,46 @@ def test_all_replicas_show_their_stacks_and_are_profiled(bench: Bench, place: Pl
     assert (view.state, view.error) == ("done", None)
     assert view.summary.startswith("Profile of steps ")
 
-    (bench.directory / "end").touch()
+    # The command. The training ends as soon as the profile has files.
+    def profiles() -> list[Path]:
+        return list((bench.directory / "run").glob("profile-*"))
+
+    def end_with_the_files() -> None:
+        until(lambda: len(profiles()) == 2)
+        (bench.directory / "end").touch()
+
+    ender = threading.Thread(target=end_with_the_files)
+    ender.start()
+    code, text, errors = footplate("jobs", "profile", "my_job", "--steps", "3")
+    ender.join()
+    assert code == 0, errors
+    assert text.startswith("Profile of steps ")
+    assert ", rank 0 of 2, " in text
+    assert "task.py:" in text
+    assert re.match(r"my_job at step \d+: waits for the next step …\n", errors)
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
+    for profile in profiles():
+        assert {path.name for path in profile.glob("trace-*")} == {"trace-rank0.json.gz", "trace-rank1.json.gz"}
+
     for action, thing in {"stacks": "stacks", "profile": "a profile"}.items():
         code, text, errors = footplate("jobs", action, "my_job")
         assert (code, text) == (2, "")
         assert f"my_job is SUCCEEDED: only a running job has {thing}." in errors
 
 
-@EVERYWHERE
-def test_a_profile_is_reported_although_its_training_ends_with_it(bench: Bench, place: Place, footplate: Any):
-    bench.program(TRAINS)
-    bench.submit()
-    bench.there("rank-0-trains")
-    bench.is_in(State.RUNNING)
-
-    def end_with_the_files() -> None:
-        until(lambda: list((bench.directory / "run").glob("profile-*")))
-        (bench.directory / "end").touch()
-
-    ender = threading.Thread(target=end_with_the_files)
-    ender.start()
-    code, text, errors = footplate("jobs", "profile", "my_job", "--steps", "2")
-    ender.join()
-    assert code == 0, errors
-    assert text.startswith("Profile of steps ")
-    assert bench.jobs.wait("my_job").state == State.SUCCEEDED
-
-
 @ON_THIS_MACHINE
 def test_a_job_without_a_training_is_not_profiled_and_shows_its_stacks(bench: Bench, place: Place, footplate: Any):
     start_without_a_training(bench, footplate)
+    assert "--steps 0: expected a number of steps" in footplate("jobs", "profile", "my_job", "--steps", "0")[2]
+    code, text, errors = footplate("jobs", "stacks", "my_job")
+    assert code == 0, errors
+    assert re.search(r"^process \d+ \(", text, re.MULTILINE)
     (bench.directory / "go").touch()
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
 
 
 def start_without_a_training(bench: Bench, footplate: Any) -> None:
-    """Run a job that doesn't train, until there is a file `go`. Assert that it is not profiled and shows its stacks."""
+    """Run a job that doesn't train, until there is a file `go`. Assert that it is not profiled."""
     bench.program('(place / "began").touch(); until_there("go")')
     bench.submit()
     bench.there("began")
@@ -143,9 +141,6 @@ def start_without_a_training(bench: Bench, footplate: Any) -> None:
     code, _, errors = footplate("jobs", "profile", "my_job")
     assert code == 2
     assert "my_job: no Trainer.fit runs in these processes now." in errors
-    code, text, errors = footplate("jobs", "stacks", "my_job")
-    assert code == 0, errors
-    assert re.search(r"^process \d+ \(", text, re.MULTILINE)
 
 
 @ON_RAY
@@ -168,7 +163,7 @@ def test_without_a_training_too_a_question_needs_no_supervisor_leaves_no_job_and
     # Another machine with the same store.
     store = bench.jobs.store
     elsewhere = dataclasses.replace(job, host="another-machine")
-    assert "process " in processes_of(store, elsewhere, "stacks").stacks()
+    assert re.search(r"^process \d+ \(", processes_of(store, elsewhere, "stacks").stacks(), re.MULTILINE)
     (arguments,) = submitted
     assert "s3cret" not in json.dumps(arguments)
     assert set(arguments["runtime_env"]["env_vars"]) == {"FOOTPLATE_RAY_QUESTION"}
@@ -193,7 +188,7 @@ def test_without_a_training_too_a_question_leaves_no_file_and_is_refused_by_a_re
     # A machine with the same disk, on which no supervisor runs.
     elsewhere = dataclasses.replace(job, host="another-machine")
     processes = processes_of(store, elsewhere, "stacks")
-    assert "process " in processes.stacks()
+    assert re.search(r"^process \d+ \(", processes.stacks(), re.MULTILINE)
     folder = bench.jobs.home.attempt("my_job", 1)
     assert not list(folder.glob("answer-*"))
     assert folder.stat().st_mode & 0o077 == 0

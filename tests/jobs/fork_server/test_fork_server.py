@@ -24,7 +24,7 @@ from footplate.jobs.fork_server.server import JOB_ID, STALE, Config
 from footplate.jobs.states import State
 from footplate.jobs.supervision.identity import Identity
 from jobs.conftest import Bench, until
-from jobs.tuning.conftest import grid
+from jobs.tuning.conftest import grid, line_of
 
 SERVER = "footplate.jobs.fork_server.server"
 HEAD = """
@@ -129,21 +129,40 @@ def test_a_program_that_imports_pyarrow_begins_from_a_fork_although_jemalloc_has
     assert bench.output("tuned_trial_1") == "True 4999950000\n"
 
 
-def test_an_error_is_shown_and_counted_as_that_of_a_new_interpreter(bench: Bench):
-    source = """
-    if trial == "1":
-        raise RuntimeError("broken")
+ENDS = ("sys.exit(0)", "sys.exit(3)", "sys.exit('a text')", "sys.exit(None)", "raise RuntimeError('broken')")
+
+
+def test_a_program_ends_as_an_interpreter_does(bench: Bench):
+    """Each trial of a tuning ends in its own way, as the trial of another tuning does that has no fork server."""
+    source = f"""
+    import atexit, sys, threading, time
+    atexit.register(lambda: print("at exit"))
+    threading.Thread(target=lambda: (time.sleep(0.3), print("a thread that isn't a daemon"))).start()
+    print("no line break", end=" ")
     report()
+    if attempt == 1:
+        (place / f"{{sys.argv[1]}}-{{trial}}-{{is_forked()}}").touch()
+    exec({ENDS}[int(trial if sys.argv[1] == "each" else sys.argv[1]) - 1])
     """
-    tune(bench, source, "alone", maxTrials=1)
-    bench.jobs.wait("alone")
-    tune(bench, source, "forks")
-    bench.jobs.wait("forks")
-    alone, forks = bench.jobs.store.find("alone_trial_1"), bench.jobs.store.find("forks_trial_1")
-    assert forks.state == State.FAILED
-    assert (forks.cause, forks.attempt) == (alone.cause, alone.attempt)
-    assert bench.output("forks_trial_1") == bench.output("alone_trial_1")
-    assert "RuntimeError: broken" in bench.output("forks_trial_1")
+    count = len(ENDS)
+    bench.program(HEAD + textwrap.dedent(source))
+    names = [f"alone_{number}" for number in range(1, count + 1)]
+    for number, name in enumerate(names, 1):
+        bench.submit(name, (str(number),), grid(maxTrials=1))
+    bench.submit("forks", ("each",), line_of(count, maxTrials=count, maxParallelTrials=count, maxFailedTrials=count))
+    for name in (*names, "forks"):
+        bench.jobs.wait(name)
+    for number, name in enumerate(names, 1):
+        assert (bench.directory / f"{number}-1-False").exists()
+        assert (bench.directory / f"each-{number}-True").exists()
+        alone, forks = bench.jobs.store.find(f"{name}_trial_1"), bench.jobs.store.find(f"forks_trial_{number}")
+        assert (forks.state, forks.cause, forks.attempt) == (alone.state, alone.cause, alone.attempt)
+        output = bench.output(f"forks_trial_{number}")
+        assert output == bench.output(f"{name}_trial_1")
+        assert "no line break" in output
+        assert output.index("a thread") < output.index("at exit")
+    assert bench.jobs.store.state(f"forks_trial_{count}") == State.FAILED
+    assert "RuntimeError: broken" in bench.output(f"forks_trial_{count}")
 
 
 def test_trials_go_on_without_their_fork_server_and_the_next_ones_get_another(bench: Bench):

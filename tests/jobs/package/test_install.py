@@ -66,21 +66,6 @@ def test_without_requirements_the_running_interpreter_runs_it(project):
     assert run(ready, "-m", "trainer.task") == "one"
 
 
-def test_a_process_that_made_an_environment_can_still_import_setuptools(project, wheels):
-    make_wheel(wheels)
-    project.write("requirements.txt", "helpers\n")
-    taken = project.take()
-    script = f"""
-import io
-from pathlib import Path
-from footplate.jobs.package import install, stored
-install(stored({taken.digest!r}, Path({str(project.home)!r})), Path({str(project.home)!r}), io.StringIO())
-import setuptools
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_what_runs_is_what_was_taken_though_the_source_is_edited_or_gone(project):
     taken = project.take()
     project.write("trainer/task.py", "print('two')\n")
@@ -130,28 +115,25 @@ def test_requirements_go_into_an_environment_made_once_over_what_is_installed_he
 
 
 @pytest.mark.slow
-def test_a_wheel_is_installed_with_what_setup_py_needs(project, wheels):
+def test_a_failing_pip_says_why_and_which_requirement_and_a_later_one_installs_everything(project, wheels):
+    """A list of requirements, what setup.py needs, and a wheel."""
     make_wheel(wheels, "grains", "2.0")
     wheel = make_wheel(project.root / "dist", "helpers", "1.5")
     project.write(
         "setup.py", "from setuptools import setup\nsetup(name='trainer', version='1', install_requires=['grains>=2'])\n"
     )
-    ready = install(project.take(str(wheel)), project.home, io.StringIO())
-    assert run(ready, "-c", "import helpers, grains; print(helpers.version, grains.version)") == "1.5 2.0"
-
-
-@pytest.mark.slow
-def test_a_failing_pip_says_why_and_which_requirement_and_leaves_nothing_half_done(project, wheels):
-    make_wheel(wheels, "helpers", "1.0")
     project.write("requirements.txt", "helpers\nno-such_thing>=3\n")
-    taken, log = project.take(), io.StringIO()
+    taken, log = project.take(str(wheel)), io.StringIO()
     with pytest.raises(PackageError) as raised:
         install(taken, project.home, log)
     assert str(raised.value).startswith("requirements.txt: no-such_thing>=3 can't be installed. pip said:\n")
     assert "No matching distribution found for no-such_thing" in str(raised.value)
     assert "No matching distribution found for no-such_thing" in log.getvalue()
+
     make_wheel(wheels, "no_such_thing", "3.1")  # it exists now: the next attempt starts from the beginning
-    assert run(install(taken, project.home, log), "-c", "import no_such_thing as it; print(it.version)") == "3.1"
+    ready = install(taken, project.home, log)
+    program = "import helpers, grains, no_such_thing; print(helpers.version, grains.version, no_such_thing.version)"
+    assert run(ready, "-c", program) == "1.5 2.0 3.1"
 
 
 INSTALL = """
@@ -161,6 +143,7 @@ home = pathlib.Path(sys.argv[1])
 print("go", flush=True)
 sys.stdin.readline()
 print(install(stored(sys.argv[2], home), home, sys.stderr).python, flush=True)
+import setuptools  # which is possible after an installation, too
 """
 
 
@@ -170,21 +153,7 @@ def start_install(project, digest: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_two_installs_at_once_make_one_environment(project, wheels):
-    make_wheel(wheels)
-    project.write("requirements.txt", "helpers\n")
-    taken = project.take()
-    both = [start_install(project, taken.digest) for _ in range(2)]
-    for process in both:
-        assert process.stdout.readline() == "go\n"
-    ends = [process.communicate("\n", timeout=200) for process in both]
-    assert {process.returncode for process in both} == {0}, ends
-    assert len({out for out, _ in ends}) == 1
-    assert sum("creating an environment" in err for _, err in ends) == 1
-
-
-@pytest.mark.slow
-def test_an_install_that_was_killed_is_made_anew_by_the_next(project, wheels):
+def test_an_install_that_was_killed_is_made_anew_and_two_at_once_make_one_environment(project, wheels):
     make_wheel(wheels)
     project.write("requirements.txt", "helpers\n")
     taken = project.take()
@@ -198,6 +167,14 @@ def test_an_install_that_was_killed_is_made_anew_by_the_next(project, wheels):
     process.kill()
     process.communicate()
     assert not list(project.home.glob(f"environments/*/{READY}"))
+
+    both = [start_install(project, taken.digest) for _ in range(2)]
+    for process in both:
+        assert process.stdout.readline() == "go\n"
+    ends = [process.communicate("\n", timeout=200) for process in both]
+    assert {process.returncode for process in both} == {0}, ends
+    assert len({out for out, _ in ends}) == 1
+    assert sum("creating an environment" in err for _, err in ends) == 1
     ready = install(taken, project.home, io.StringIO())
     assert run(ready, "-c", "import helpers; print(helpers.version)") == "1.0"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ports import free_port
 
 from footplate.core.errors import PackageError
-from footplate.data.remote.location import connect
+from footplate.data.remote.services import Address, connect
 from footplate.jobs.package import archive, snapshot, snapshots, stored
 from footplate.jobs.package.archive import Member
 
@@ -208,7 +208,7 @@ def test_wheels_are_fetched_from_a_bucket(project, monkeypatch):
         for name, value in object_storage.s3_settings(port).items():
             monkeypatch.setenv(name, value)
         object_storage.make_bucket(port)
-        with connect("s3", os.environ).open_output_stream("lake/helpers-1.0-py3-none-any.whl") as out:
+        with connect(Address("s3", ""), os.environ).open_output_stream("lake/helpers-1.0-py3-none-any.whl") as out:
             out.write(b"PK")
         taken = project.take("s3://lake/helpers-1.0-py3-none-any.whl")
         assert ("packages/helpers-1.0-py3-none-any.whl", 2) in taken.files

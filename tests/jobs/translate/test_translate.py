@@ -398,12 +398,16 @@ def test_a_pod_alone_has_no_ranks_so_that_its_trainer_may_start_processes(to, tm
 
 
 @pytest.mark.parametrize("to", ["jobset", "trainjob"])
-def test_a_job_whose_pod_is_made_again_resumes_its_trainer(to, tmp_path):
+def test_the_job_directory_of_a_pod_is_on_a_volume(to):
+    container, pod = container_of(translate(job("", {**IMAGE, "job-dir": "/data/out"}, ()), to).document, "master")
+    assert {"name": "job-dir", "mountPath": "/data/out"} in container["volumeMounts"]
+    assert pod["volumes"][1] == {"name": "job-dir", "persistentVolumeClaim": {"claimName": "my-job"}}
+
+
+def test_a_job_whose_pod_is_made_again_resumes_its_trainer(tmp_path):
     (tmp_path / "task.py").write_text(TRAINS.replace("SLURM_RESTART_COUNT", "JOBSET_RESTARTS"))
     given = {**IMAGE, "module-name": "task", "job-dir": str(tmp_path / "out")}
-    container, pod = container_of(translate(job("", given, ()), to).document, "master")
-    assert {"name": "job-dir", "mountPath": str(tmp_path / "out")} in container["volumeMounts"]
-    assert pod["volumes"][1] == {"name": "job-dir", "persistentVolumeClaim": {"claimName": "my-job"}}
+    container, _ = container_of(translate(job("", given, ()), "trainjob").document, "master")
 
     def attempt(number: int) -> subprocess.CompletedProcess[str]:
         labels = {**POD, "jobset.sigs.k8s.io/restart-attempt": str(number)}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +17,7 @@ from footplate.jobs import operations
 from footplate.jobs.record import Trial
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import State
+from footplate.jobs.store.sqlite import SQLite
 from footplate.jobs.supervision import reconcile
 from footplate.jobs.tuning.attempt import TuningAttempt
 from jobs.conftest import Bench
@@ -42,6 +48,39 @@ def line_of(layers: int, **keys: object) -> str:
     """The same with one parameter, from 1 to `layers`."""
     head = grid(**keys).partition("    params:")[0]
     return f"{head}    params: [{{parameterName: layers, type: INTEGER, minValue: 1, maxValue: {layers}}}]\n"
+
+
+class Killed(BaseException):
+    """The supervisor ends here."""
+
+
+@dataclass
+class Kill:
+    """Tells if the supervisor was killed."""
+
+    happened: bool = False
+
+
+@contextlib.contextmanager
+def killed_at_write(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) -> Iterator[Kill]:
+    """End the code inside, which plays a supervisor, before or after its n-th transaction. The first one is 0."""
+    transaction, calls, kill = SQLite.transaction, itertools.count(), Kill()
+
+    def killed(self: SQLite, work: Any) -> Any:
+        is_it = next(calls) == number
+        if is_it and not after:
+            raise Killed
+        result = transaction(self, work)
+        if is_it:
+            raise Killed
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SQLite, "transaction", killed)
+        try:
+            yield kill
+        except Killed:
+            kill.happened = True
 
 
 class Tuned:
@@ -109,15 +148,15 @@ def still(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
-def submit_with(bench: Bench, text: str, **options: object) -> None:
-    """Submit the tuning `tuned` with options that a config can't express, as `footplate tune` does."""
+def submit_with(bench: Bench, text: str, name: str = "tuned", **options: object) -> None:
+    """Submit a tuning with options that a config can't express, as `footplate tune` does."""
     from footplate.jobs.spec.draft import draft
     from footplate.jobs.spec.resolving import resolve
     from footplate.jobs.spec.yamlfile import parse
     from footplate.jobs.submission import PlannedJob, submit
 
     flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": bench.job_dir}
-    job = resolve(draft(parse(text), flags, (), "tuned"))
+    job = resolve(draft(parse(text), flags, (), name))
     submit(PlannedJob(job, bench.directory / "trainer", tuning_options=options), bench.jobs)
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
+import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from footplate.core.errors import ConfigError, MissingExtra
-from footplate.jobs.record import TrialState
+from footplate.jobs.record import Process, TrialState
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.store.jobs import WrongState
-from footplate.jobs.store.sqlite import SQLite
+from footplate.jobs.supervision.exit_status import outcome
 from footplate.jobs.tuning.plan import TuningPlan, best_of
 from jobs.conftest import Bench
-from jobs.tuning.conftest import Tuned, grid, id_files, is_private, line_of, submit_with, tuned
-
-
-class Killed(BaseException):
-    """The supervisor ends here."""
+from jobs.tuning.conftest import Tuned, grid, id_files, is_private, killed_at_write, line_of, submit_with, tuned
 
 
 def to_the_end(tuning: Tuned) -> None:
@@ -58,29 +55,12 @@ def test_a_supervisor_may_be_killed_at_any_write_and_no_trial_is_lost_or_repeate
     plain = tuned(still, text, "plain")
     to_the_end(plain)
     expected = [(trial.parameters, trial.value, trial.state) for trial in plain.trials]
-    transaction, calls = SQLite.transaction, itertools.count()
-    kill_at = -1
-
-    def killed(self: SQLite, work: Any) -> Any:
-        is_it = next(calls) == kill_at
-        if is_it and not after:
-            raise Killed
-        result = transaction(self, work)
-        if is_it:
-            raise Killed
-        return result
-
     for kill_at in range(1_000):
         name = f"killed_{kill_at}"
-        tuning, calls = tuned(still, text, name), itertools.count()
-        was_killed = False
-        with monkeypatch.context() as patch:
-            patch.setattr(SQLite, "transaction", killed)
-            try:
-                to_the_end(tuning)
-            except Killed:
-                was_killed = True
-        if was_killed:
+        tuning = tuned(still, text, name)
+        with killed_at_write(monkeypatch, kill_at, after) as kill:
+            to_the_end(tuning)
+        if kill.happened:
             repair(tuning)
             tuning.begin()
             to_the_end(tuning)
@@ -89,7 +69,7 @@ def test_a_supervisor_may_be_killed_at_any_write_and_no_trial_is_lost_or_repeate
         assert jobs == {trial.job for trial in tuning.trials}
         for trial in tuning.trials:
             assert id_files(still, trial.job) == [still.jobs.store.find(trial.job).id]
-        if not was_killed:
+        if not kill.happened:
             break
     assert kill_at > 10
 
@@ -391,6 +371,80 @@ def test_a_trial_that_ends_while_it_is_stopped_has_its_result(still: Bench, monk
     tuning.end(1)
     trial = tuning.move_on()[0]
     assert (str(trial.state), trial.value) == ("SUCCEEDED", 0.7)
+
+
+def train_to_the_end(tuning: Tuned, number: int, *values: float) -> None:
+    """Write what a trainer reports that has trained to its end."""
+    folder = tuning.home.attempt(f"tuned_trial_{number}", 1)
+    folder.mkdir(exist_ok=True)
+    lines = [
+        {"step": 0, "training": "begins"},
+        *({"step": step, "value": value} for step, value in enumerate(values, 1)),
+        {"step": len(values), "training": "ends"},
+    ]
+    (folder / "reports.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def two_of_asha(bench: Bench) -> Tuned:
+    """Two trials that run, of which the first is the better one."""
+    tuning = asha(bench, 2)
+    for number in (1, 2):
+        tuning.move_on()
+        tuning.run(number)
+    tuning.report(1, (1, 0.9))
+    return tuning
+
+
+def test_a_trial_that_has_trained_to_its_end_is_not_paused(still: Bench):
+    tuning = two_of_asha(still)
+    train_to_the_end(tuning, 2, 0.1)
+    tuning.move_on()
+    assert tuning.states == ["ACTIVE", "ACTIVE"]
+    tuning.end(2)
+    tuning.move_on()
+    assert (tuning.states[1], tuning.trials[1].value) == ("SUCCEEDED", 0.1)
+
+
+@pytest.mark.parametrize("value", [0.1, float("nan")], ids=["paused", "stopped"])
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_program_that_ends_with_success_although_it_was_asked_to_save_has_done_its_work(
+    still: Bench, code: int, value: float
+):
+    tuning = two_of_asha(still)
+    tuning.report(2, (1, value))
+    tuning.move_on()
+    assert tuning.states == ["ACTIVE", "PAUSING" if value == 0.1 else "STOPPING"]
+    # Its last report comes after the request. The tuning's supervisor may be killed meanwhile.
+    tuning.report(2, (1, value), (2, 0.3))
+    process = Process(1, "master", 0, 17, 1.0, time.time())
+    tuning.store.begin_processes("tuned_trial_2", [process])
+    tuning.store.end_processes("tuned_trial_2", [replace(process, ended=time.time(), outcome=outcome(code, ""))])
+    tuning.begin()
+    tuning.end(2, State.CANCELLED)
+    tuning.move_on()
+    if code == 0:
+        assert (tuning.states[1], tuning.trials[1].value) == ("SUCCEEDED", 0.3)
+        assert tuning.store.find("tuned_trial_2").cause == "its program ended by itself"
+    else:
+        assert tuning.states[1] == ("PAUSED" if value == 0.1 else "STOPPED_EARLY")
+
+
+def test_a_program_that_sigterm_ends_after_its_training_goes_on_and_has_its_result(still: Bench):
+    tuning = two_of_asha(still)
+    tuning.report(2, (1, 0.1))
+    tuning.move_on()
+    assert tuning.states == ["ACTIVE", "PAUSING"]
+    (tuning.home.attempt("tuned_trial_2", 1) / "hypertune.jsonl").unlink()
+    train_to_the_end(tuning, 2, 0.1)
+    tuning.end(2, State.CANCELLED)
+    tuning.move_on()
+    assert (tuning.states[1], tuning.store.state("tuned_trial_2")) == ("ACTIVE", State.QUEUED)
+    tuning.run(2, attempt=2)
+    tuning.move_on()
+    assert tuning.states[1] == "ACTIVE"
+    tuning.end(2)
+    tuning.move_on()
+    assert (tuning.states[1], tuning.trials[1].value) == ("SUCCEEDED", 0.1)
 
 
 def test_measurements_that_cloudml_hypertune_no_longer_keeps_are_remembered(still: Bench):

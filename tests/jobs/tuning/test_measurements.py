@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.jobs.tuning.measurements import read_reports, series
+from footplate.jobs.tuning.measurements import has_trained, read_reports, series
 
 STEPS = st.integers(0, 20).map(float)
 EVENTS = st.lists(st.tuples(STEPS, st.floats(-1, 1)) | STEPS, max_size=8)
@@ -55,6 +55,26 @@ def test_an_attempt_that_had_nothing_left_to_report_keeps_what_is_there():
 
 def test_a_trainer_says_where_it_continues():
     assert series([[(1.0, 0.1), (2.0, 0.2), (3.0, 0.9)], [2.0]]) == ((1.0, 0.1), (2.0, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"),
+    [
+        ([], False),
+        ([[("begins", 0.0)]], False),
+        ([[("begins", 0.0), ("ends", 9.0)]], True),
+        # Its newest checkpoint is of its end, or an earlier one.
+        ([[("begins", 0.0), ("ends", 9.0)], [("continues", 9.0)]], True),
+        ([[("begins", 0.0), ("ends", 9.0)], [("continues", 6.0)]], False),
+        # The next of several trainings.
+        ([[("begins", 0.0), ("ends", 9.0), ("begins", 9.0)]], False),
+        ([[("begins", 0.0), ("ends", 9.0), ("begins", 9.0), ("ends", 9.0)]], True),
+    ],
+)
+def test_a_trial_has_trained_when_its_last_training_has_reached_its_end(
+    attempts: list[list[tuple[str, float]]], expected: bool
+):
+    assert has_trained(attempts) == expected
 
 
 def test_another_training_of_the_program_begins_another_series():

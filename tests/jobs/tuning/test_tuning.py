@@ -113,6 +113,7 @@ def test_an_unpromising_trainer_saves_and_is_stopped_early(bench: Bench):
     {textwrap.indent(NET, "    ").strip()}
         def on_train_batch_end(self, outputs, batch, batch_idx):
             self.log("accuracy", 0.1)
+            time.sleep(0.01)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 4)), 8)
     fp.Trainer(max_epochs=-1, log_every_n_steps=1, enable_progress_bar=False, logger=False).fit(Net(), data)
     """
@@ -125,6 +126,24 @@ def test_an_unpromising_trainer_saves_and_is_stopped_early(bench: Bench):
     assert job.state == State.CANCELLED
     assert job.cause.startswith("stopped early: at step ")
     assert list((bench.directory / "out" / "4" / "checkpoints").glob("*/meta.json"))
+
+
+def test_a_program_that_does_its_work_although_it_is_asked_to_pause_has_its_result(bench: Bench):
+    source = """
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    report = hypertune.HyperTune().report_hyperparameter_tuning_metric
+    report("accuracy", 1 / int(trial), global_step=1)
+    while trial == "2" and not asked:
+        time.sleep(0.01)
+    report("accuracy", 2 / int(trial), global_step=2)
+    """
+    bench.program(HEAD + textwrap.dedent(source))
+    submit_with(bench, line_of(2, maxParallelTrials=2, maxTrials=2), stop_early="asha")
+    assert bench.jobs.wait("tuned").state == State.SUCCEEDED
+    assert [(str(trial.state), trial.value) for trial in trials_of(bench)] == [("SUCCEEDED", 2.0), ("SUCCEEDED", 1.0)]
+    job = bench.jobs.store.find("tuned_trial_2")
+    assert (job.state, job.attempt, job.cause) == (State.CANCELLED, 1, "its program ended by itself")
 
 
 @pytest.mark.slow

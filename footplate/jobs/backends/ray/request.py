@@ -47,7 +47,7 @@ def notices(resolved: ResolvedJob, nodes: int) -> Iterator[str]:
     if resolved.job_dir and not resolved.job_dir.startswith(BUCKETS) and nodes > 1:
         yield (
             f"--job-dir {resolved.job_dir} is a path, and the Ray cluster has {nodes} nodes. Use storage that all of them "
-            "share, or gs:// or s3://. Files that only one node has are lost with it."
+            "share, or gs://, s3:// or abfss://. Files that only one node has are lost with it."
         )
 
 
