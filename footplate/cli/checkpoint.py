@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.formats import Format, add_format, show_as
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,7 @@ def add_actions(parser: Parser) -> None:
     )
     inspect.add_argument("path", help="a checkpoint, or a directory of checkpoints; a path or a URI")
     inspect.add_argument("--verify", action="store_true", help="read every byte, and compare the checksums")
-    inspect.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_format(inspect)
 
     convert = make_parser(f"{name} convert", "Convert a checkpoint. The suffix of the target chooses the format.")
     convert.add_argument("source", help="a checkpoint of Footplate, or a .ckpt file of Lightning")
@@ -54,19 +54,16 @@ def run(name: str, argv: Sequence[str]) -> int:
     add_actions(checkpoint_parser)
     args = checkpoint_parser.parse_args(argv)
     if args.action == "inspect":
-        return _inspect(args.path, args.verify, args.json)
+        return _inspect(args.path, args.verify, args.format)
     return _convert(args.source, args.target, args.force)
 
 
-def _inspect(path: str, verify: bool, as_json: bool) -> int:
+def _inspect(path: str, verify: bool, form: Format) -> int:
     from footplate.checkpoint.inspection import inspect
-    from footplate.cli.formats import show
 
     infos = inspect(path, verify)
-    if as_json:
-        print(json.dumps([asdict(info) for info in infos], indent=2))
-    else:
-        show(render(infos[0]) if len(infos) == 1 else render_all(infos))
+    found = [asdict(info) for info in infos]
+    show_as(form, found, lambda: render(infos[0]) if len(infos) == 1 else render_all(infos))
     return int(any(info.fault for info in infos))
 
 
@@ -101,6 +98,7 @@ def render(info: CheckpointInfo) -> RenderableType:
         "metrics": "  ".join(f"{name} {value:.6g}" for name, value in info.metrics.items()),
         "size": None if info.nbytes is None else _size(info.nbytes),
         "weights": ", ".join(f"{count:,} {dtype}" for dtype, count in info.weights.items()),
+        "left out": f"{info.frozen_weights} frozen weights" if info.frozen_weights else None,
         "position": "  ".join(f"{name} {value}" for name, value in info.position.items()),
         "resuming": "no: it has only weights" if info.weights_only else None,
     }.items():

@@ -5,7 +5,6 @@ The exit code is 1 if nothing can train here. The command also works where torch
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.formats import add_format, show_as
 from footplate.core.version import __version__
 
 
@@ -21,7 +21,7 @@ def parser(name: str) -> Parser:
     parser = make_parser(
         name, "Show the machine, its accelerators and packages, and the reason for each that can't be used."
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_format(parser)
     return parser
 
 
@@ -34,18 +34,14 @@ def run(name: str, argv: Sequence[str]) -> int:
         import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except Exception as error:
         findings = _without_torch(error)
-        print(json.dumps(findings, indent=2) if args.json else _as_text(findings))
+        show_as(args.format, findings, lambda: _as_text(findings))
         return 1
 
-    from footplate.cli.formats import show
     from footplate.hardware import doctor
     from footplate.hardware.doctor_page import page
 
     report = doctor.examine()
-    if args.json:
-        print(json.dumps(doctor.to_dict(report), indent=2, default=str))
-    else:
-        show(page(report))
+    show_as(args.format, doctor.to_dict(report), lambda: page(report))
     return 0 if report.ok else 1
 
 

@@ -1,7 +1,11 @@
-"""Printing results: a table for people, or JSON or YAML for programs (`--format table|json|yaml`)."""
+"""Printing results: a table for people, or JSON or YAML for programs (`--format table|json|yaml`).
+
+`--json` is a short form of `--format json`. The help doesn't list it.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -12,9 +16,15 @@ if TYPE_CHECKING:
 Format = Literal["table", "json", "yaml"]
 
 
-def add_format(parser: Any, default: Format | None = "table") -> None:
-    """Add `--format` to a parser."""
-    parser.add_argument("--format", choices=get_args(Format), default=default, help="how to print the result")
+def add_format(
+    parser: Any,
+    default: Format | None = "table",
+    choices: Sequence[Format] = get_args(Format),
+    help: str = "how to print the result",
+) -> None:
+    """Add `--format` and `--json` to a parser."""
+    parser.add_argument("--format", choices=choices, default=default, help=help)
+    parser.add_argument("--json", action="store_const", const="json", dest="format", help=argparse.SUPPRESS)
 
 
 def show(drawing: RenderableType) -> None:
@@ -27,14 +37,21 @@ def show(drawing: RenderableType) -> None:
     print(capture.get(), end="")
 
 
+def write(value: Any, form: Literal["json", "yaml"]) -> str:
+    """Write plain values as JSON or YAML, with a line break at the end."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    if form == "json":
+        return f"{text}\n"
+    import yaml
+
+    # Read from the JSON text, which has no enums, tuples, or shared lists: safe_dump refuses or marks them.
+    return yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True, width=120)
+
+
 def show_as(form: Format | None, value: Any, table: Callable[[], RenderableType | str]) -> None:
     """Print plain values as JSON or YAML, or else the result of `table`: a drawing of rich, or text."""
-    if form == "json":
-        print(json.dumps(value, indent=2, ensure_ascii=False))
-    elif form == "yaml":
-        import yaml
-
-        print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120), end="")
+    if form in ("json", "yaml"):
+        print(write(value, form), end="")
     else:
         drawing = table()
         if isinstance(drawing, str):

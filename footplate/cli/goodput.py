@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.formats import add_format, show_as
 from footplate.core.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def parser(name: str) -> Parser:
     parser.add_argument("--last", help="show only the goodput of the latest time, such as 30m or 2h")
     parser.add_argument("--machine", help="a machine type of the catalog, for the price: n1-standard-8")
     parser.add_argument("--usd-per-hour", type=float, help="the price of all machines together, instead of --machine")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_format(parser)
     return parser
 
 
@@ -39,11 +39,9 @@ def run(name: str, argv: Sequence[str]) -> int:
     result = goodput(args.run, usd_per_hour, machine)
     if args.last is not None:
         share = result.goodput_of_last(_seconds(args.last))
-        print(json.dumps({"goodput": share}) if args.json else _last(args.last, share))
-    elif args.json:
-        print(json.dumps(result.to_dict(), indent=2))
+        show_as(args.format, {"goodput": share}, lambda: _last(args.last, share))
     else:
-        print("\n".join(lines_of(result)))
+        show_as(args.format, result.to_dict(), lambda: "\n".join(lines_of(result)))
     return 0
 
 

@@ -29,7 +29,8 @@ def parser() -> Parser:
     command.add_argument("--package-path", required=True, help="the directory of the program's package")
     command.add_argument("--module-name", required=True, help="the module to run, such as trainer.task")
     command.add_argument(
-        "--job-dir", help="the directory for outputs: gs://, s3:// or a path; the program gets it as --job-dir"
+        "--job-dir",
+        help="the directory for outputs: gs://, s3://, abfss:// or a path; the program gets it as --job-dir",
     )
     command.add_argument(
         "--env",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _FLAGS = {
     "module-name": "the module to run, such as trainer.task",
-    "job-dir": "the directory for the job's outputs: gs://, s3:// or a path; the program gets it as --job-dir",
+    "job-dir": "the directory for the job's outputs: gs://, s3://, abfss:// or a path; the program gets it as --job-dir",
     "region": "such as us-central1",
     "packages": "further packages to install, separated by commas",
     "scale-tier": "BASIC, STANDARD_1, PREMIUM_1, BASIC_GPU, BASIC_TPU or CUSTOM",

@@ -225,7 +225,7 @@ def description(jobs: Jobs, job: Job, goodput: Ledger | None = None) -> dict[str
     """
     from footplate.jobs.goodput import job_ledger
     from footplate.jobs.hangs import hangs_of
-    from footplate.jobs.tuning.description import training_output
+    from footplate.jobs.tuning.results import training_output
 
     output = training_output(jobs.store, job)
     goodput = goodput or job_ledger(jobs.home, jobs.store, job)

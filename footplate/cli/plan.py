@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,7 +61,7 @@ def parser(name: str) -> Parser:
         help="find the largest batch by compiling, which takes some minutes more for each slice",
     )
     parser.add_argument("--measure", action="store_true", help="run some steps on this CPU, and compare")
-    parser.add_argument("--json", metavar="FILE", help="also write the plan to this file, as JSON")
+    parser.add_argument("--output", metavar="FILE", help="also write the plan to this file, as JSON")
     parser.add_argument("--chart", metavar="FILE", help="draw a chart into this .png or .svg file")
     add_format(parser)
     return parser
@@ -75,12 +74,12 @@ def run(name: str, argv: Sequence[str]) -> int:
         FootplateError: a mistake in the arguments; a step that can't be captured or compiled.
         Exception: the code of the model raised it.
     """
-    from footplate.cli.formats import show_as
+    from footplate.cli.formats import show_as, write
 
     args = parser(name).parse_args(argv)
     if args.chart and Path(args.chart).suffix not in (".png", ".svg"):
         raise ConfigError(f"--chart {args.chart}: expected a name that ends in .png or .svg.")
-    for flag, file in (("--json", args.json), ("--chart", args.chart)):
+    for flag, file in (("--output", args.output), ("--chart", args.chart)):
         if file and (Path(file).is_dir() or not Path(file).absolute().parent.is_dir()):
             raise ConfigError(f"{flag} {file}: expected a file in an existing folder.")
 
@@ -100,8 +99,8 @@ def run(name: str, argv: Sequence[str]) -> int:
     plan = plan_for(subject, names, args.search, args.measure)
 
     values = report.to_dict(plan)
-    if args.json:
-        Path(args.json).write_text(json.dumps(values, indent=2) + "\n")
+    if args.output:
+        Path(args.output).write_text(write(values, "json"))
     if args.chart:
         from footplate.planning.chart import draw
 

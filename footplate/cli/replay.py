@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bdb
 import contextlib
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.formats import add_format, show_as
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def parser(name: str) -> Parser:
     parser.add_argument("--step", type=int, required=True, help="the optimizer step; the first one is 1")
     parser.add_argument("--debug", action="store_true", help="enter the debugger in training_step, at that step")
     parser.add_argument("--output", help="write the batches, losses and gradients to this file, for torch.load")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    add_format(parser)
     return parser
 
 
@@ -47,20 +47,15 @@ def run(name: str, argv: Sequence[str]) -> int:
 
     from footplate.replaying.replay import replay
 
-    # What the program of the run prints doesn't belong to the JSON.
+    # What the program of the run prints doesn't belong to JSON or YAML.
     try:
-        with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        with contextlib.nullcontext() if args.format == "table" else contextlib.redirect_stdout(sys.stderr):
             found = replay(args.run, args.step, debug=args.debug)
     except bdb.BdbQuit:
         return 0
     if args.output is not None:
         _write(found, args.output)
-    if args.json:
-        print(json.dumps(summary(found), indent=2))
-    else:
-        from footplate.cli.formats import show
-
-        show(render(found))
+    show_as(args.format, summary(found), lambda: render(found))
     return 0
 
 

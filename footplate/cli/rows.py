@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.formats import add_format, show_as
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +25,7 @@ def parser(name: str) -> Parser:
     )
     parser.add_argument("run", help="the directory of a run, or one of its checkpoints; a path or a URI")
     parser.add_argument("--step", type=int, required=True, help="the optimizer step; the first one is 1")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    add_format(parser)
     return parser
 
 
@@ -40,13 +40,9 @@ def run(name: str, argv: Sequence[str]) -> int:
     from footplate.replaying.step_rows import rows
 
     found = rows(args.run, args.step)
-    if args.json:
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        from footplate.cli.formats import show
-
+    if args.format == "table":
         print("\n".join(heading(found)))
-        show(render(found))
+    show_as(args.format, asdict(found), lambda: render(found))
     return 0
 
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from footplate.cli.arguments import Parser, add_backend, make_parser
+from footplate.cli.formats import add_format, show_as
 from footplate.core.errors import ConfigError, did_you_mean
 
 
@@ -43,7 +43,7 @@ def parser(name: str) -> Parser:
     parser.add_argument("--monitor", default="val_loss", help="the name of the metric that is the validation loss")
     parser.add_argument("--output", help="the directory of the results")
     parser.add_argument("--experiment", default="scaling", help="the experiment in MLflow; null doesn't log to MLflow")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_format(parser)
     return parser
 
 
@@ -75,12 +75,7 @@ def run(name: str, argv: Sequence[str]) -> int:
         output=args.output,
         experiment=None if args.experiment == "null" else args.experiment,
     )  # fmt: skip
-    if args.json:
-        print(json.dumps(report.to_dict(study), indent=2))
-    else:
-        from footplate.cli.formats import show
-
-        show(report.to_table(study))
+    show_as(args.format, report.to_dict(study), lambda: report.to_table(study))
     return 1 if study.failed else 0
 
 

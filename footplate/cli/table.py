@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.formats import add_format, show_as
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def parser(name: str) -> Parser:
     parser.add_argument("path", help="a path or URI, such as lake/flowers or s3://lake/flowers")
     parser.add_argument("--version", help="the version of a Delta table: a number or an ISO 8601 time")
     parser.add_argument("--rows", type=int, default=5, help="the number of rows to show")
-    parser.add_argument("--json", action="store_true", help="print the description as JSON")
+    add_format(parser)
     return parser
 
 
@@ -38,17 +38,11 @@ def run(name: str, argv: Sequence[str]) -> int:
     if args.rows < 0:
         raise ConfigError(f"--rows={args.rows}: expected a number of at least 0.")
 
+    from footplate.data.preview import plain
     from footplate.data.table import Table
 
     info = Table(args.path, version=_version(args.version)).describe(args.rows)
-    if args.json:
-        from footplate.data.preview import plain
-
-        print(json.dumps({**asdict(info), "sample": plain(info.sample)}, indent=2))
-    else:
-        from footplate.cli.formats import show
-
-        show(render(info))
+    show_as(args.format, {**asdict(info), "sample": plain(info.sample)}, lambda: render(info))
     return 0
 
 

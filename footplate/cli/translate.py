@@ -6,12 +6,12 @@ output as it is. Notes about it go to standard error.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.formats import add_format, write
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,11 +31,7 @@ def parser(name: str = "jobs translate") -> Parser:
     command.add_argument("file", help="a config.yaml")
     command.add_argument("--to", choices=list(TARGETS), required=True, help="the other system")
     command.add_argument("--name", help="the job's name, if the file has none")
-    command.add_argument(
-        "--format",
-        choices=["json", "yaml"],
-        help="the output's format; by default the usual one of that system",
-    )
+    add_format(command, None, ("json", "yaml"), "the output's format; by default the usual one of that system")
     for flag, path in KEYS.items():
         command.add_argument(f"--{flag}", help=dotted(path))
     return command
@@ -56,19 +52,14 @@ def run(parsed: Namespace, args: Sequence[str]) -> int:
     named = {flag: value for flag in flags.KEYS if (value := getattr(parsed, flag.replace("-", "_"))) is not None}
     job = resolve(draft(load(parsed.file), named, args, parsed.name, partial=True))
     translation = translate(job, parsed.to)
-    form = parsed.format or translation.form
-    if isinstance(translation.document, str):
+    if translation.form == "script":
         if parsed.format:
             raise ConfigError(
                 f"--format {parsed.format}: for {parsed.to} the output is a script, which has one form. Leave it out."
             )
         print(translation.document, end="")
-    elif form == "json":
-        print(json.dumps(translation.document, indent=2, ensure_ascii=False))
     else:
-        import yaml
-
-        print(yaml.safe_dump(translation.document, sort_keys=False, allow_unicode=True, width=120), end="")
+        print(write(translation.document, parsed.format or translation.form), end="")
     for note in (*job.notices, *translation.notes):
         print(note, file=sys.stderr)
     return 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.formats import add_format, show_as
 
 if TYPE_CHECKING:
     from footplate.replaying.verify import Verification
@@ -33,7 +33,7 @@ def parser(name: str) -> Parser:
         "the oldest checkpoint, or with new weights if the run has only one checkpoint",
     )
     parser.add_argument("--to", dest="last", type=int, help="compare the checkpoints up to this step; by default all")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_format(parser)
     return parser
 
 
@@ -47,10 +47,10 @@ def run(name: str, argv: Sequence[str]) -> int:
 
     from footplate.replaying.verify import verify
 
-    # What the program of the run prints doesn't belong to the JSON.
-    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+    # What the program of the run prints doesn't belong to JSON or YAML.
+    with contextlib.nullcontext() if args.format == "table" else contextlib.redirect_stdout(sys.stderr):
         found = verify(args.run, args.first, args.last)
-    print(json.dumps({**asdict(found), "steps": found.steps}, indent=2) if args.json else describe(found))
+    show_as(args.format, {**asdict(found), "steps": found.steps}, lambda: describe(found))
     return int(found.difference is not None)
 
 

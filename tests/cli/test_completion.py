@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import template
 
 from footplate.jobs.home import Home
 from footplate.jobs.record import Job
@@ -25,7 +26,9 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 def completion(shell: str) -> subprocess.CompletedProcess[str]:
     """Output of the command in a process of its own, because its choices are the classes that a process has loaded."""
     command = [sys.executable, "-m", "footplate", "completion", shell]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    process = template.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate(timeout=100)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +60,7 @@ def test_no_option_is_offered_within_itself(script):
         ("footplate do", {"doctor"}),
         ("footplate fit --trainer.max_e", {"--trainer.max_epochs"}),
         ("footplate predict --out", {"--output"}),
-        ("footplate table --js", {"--json"}),
+        ("footplate table --for", {"--format"}),
         ("footplate checkpoint ins", {"inspect"}),
         ("footplate checkpoint convert --fo", {"--force"}),
         ("footplate catalog reg", {"regions"}),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import forks
 import pytest
+import template
 import yaml
 
 import footplate as fp
@@ -109,10 +108,12 @@ def test_an_alert_names_its_rule_and_its_channel(footplate, net, tmp_path, monke
 @pytest.mark.parametrize("kind", ["CSV", "JSONLines", "Console", "TensorBoard", "MLflow", "WandB", "Trackio"])
 def test_a_new_process_knows_loggers_by_their_short_names(kind, project, net):
     """No module has imported the class before the command needs it."""
-    command = ["-m", "footplate", "fit", *net, f"--trainer.logger={kind}", "--print_config"]
-    started = forks.start(command, os.environ, cwd=project, packages=("torch",))
-    out, err = started.communicate(timeout=120)
-    assert started.returncode == 0, err
+    command = [sys.executable, "-m", "footplate", "fit", *net, f"--trainer.logger={kind}", "--print_config"]
+    process = template.Popen(
+        command, packages=("torch",), cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
     assert f"class_path: footplate.{kind}" in out
 
 
@@ -166,8 +167,8 @@ def test_a_trained_model_is_validated_tested_and_predicts_a_table(footplate, net
     assert fp.Table(output).columns == ["y", "guess"]
 
 
-def test_results_are_shown_without_a_progress_bar_too(process, net):
-    running = process("validate", *net, "--trainer.enable_progress_bar=false")
+def test_results_are_shown_without_a_progress_bar_too(forked, net):
+    running = forked("validate", *net, "--trainer.enable_progress_bar=false")
     _, err = running.communicate(timeout=120)
     assert running.returncode == 0, err
     assert re.search(r"^validate: val_loss \d\.\d+", err, re.M), err

@@ -61,15 +61,15 @@ def test_a_reader_that_has_seen_enough_is_no_failure(process):
     assert running.stderr.read() == ""
 
 
-def test_a_mistake_is_one_message_and_exit_code_2(process):
-    running = process("fit", "--model=flowers.Net", "--trainer.max_epoch=3")
+def test_a_mistake_is_one_message_and_exit_code_2(forked):
+    running = forked("fit", "--model=flowers.Net", "--trainer.max_epoch=3")
     _, err = running.communicate(timeout=120)
     assert running.returncode == 2
     assert err == 'footplate fit: --trainer.max_epoch: there is no such option. Did you mean "--trainer.max_epochs"?\n'
 
 
-def test_a_failure_of_the_users_code_keeps_its_traceback_and_exits_with_1(process, net):
-    running = process("fit", *net, "--model=flowers.WrongColumn")
+def test_a_failure_of_the_users_code_keeps_its_traceback_and_exits_with_1(forked, net):
+    running = forked("fit", *net, "--model=flowers.WrongColumn")
     _, err = running.communicate(timeout=120)
     assert running.returncode == 1
     assert "Traceback" in err

@@ -9,12 +9,13 @@ import textwrap
 import time
 from pathlib import Path
 
-import forks
 import pytest
+import template
 
 ROOT = Path(__file__).parent.parent.parent
 TRAINS = """
     import sys
+    import time
     from pathlib import Path
     import torch
     import footplate as fp
@@ -25,6 +26,7 @@ TRAINS = """
             self.net = torch.nn.Linear(4, 2)
         def training_step(self, batch, batch_idx):
             (Path.cwd() / "trains").touch()
+            time.sleep(0.02)
             return self.net(batch).mean()
         def on_train_batch_end(self, outputs, batch, batch_idx):
             if (Path.cwd() / "end").exists():
@@ -63,38 +65,25 @@ def wait_for(path: Path, timeout_s: float = 120.0) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_training_is_profiled_by_its_process_or_its_directory(footplate, script: Path, ranks: int) -> None:
-    process = forks.start([script, ranks], {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"})
+@pytest.mark.parametrize(("ranks", "profiles"), [(1, 2), (2, 10)])
+def test_a_training_is_profiled_many_times_by_its_process_or_its_directory(
+    footplate, script: Path, ranks: int, profiles: int
+) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+    output = script.parent / "output"
+    with output.open("w") as file:
+        process = template.Popen([sys.executable, script, ranks], env=environ, stdout=file, stderr=subprocess.STDOUT)
     try:
         wait_for(script.parent / "trains")
-        for number, training in enumerate((str(process.pid), "run"), 1):
-            result = footplate("profile", training, "--steps", "3")
-            assert result.code == 0, f"{result.err}\nThe training: {process.poll()}\n{process.output}"
+        for number in range(1, profiles + 1):
+            training = str(process.pid) if number == 1 else "run"
+            result = footplate("profile", training, "--steps", "2")
+            assert result.code == 0, f"{result.err}\nThe training: {process.poll()}\n{output.read_text()}"
             assert f", rank 0 of {ranks}, cpu: " in result.out.splitlines()[0]
-            profiles = list((script.parent / "run").glob("profile-*"))
-            assert len(profiles) == number
-            for rank in range(ranks):
-                assert all((profile / f"trace-rank{rank}.json.gz").exists() for profile in profiles)
-        (script.parent / "end").touch()
-        process.communicate(120)
-        assert process.returncode == 0
-    finally:
-        process.kill()
-
-
-@pytest.mark.slow
-def test_twenty_profiles_in_a_row_of_a_training_with_two_ranks(footplate, script: Path) -> None:
-    process = forks.start([script, 2], {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"})
-    try:
-        wait_for(script.parent / "trains")
-        for number in range(20):
-            result = footplate("profile", "run", "--steps", "2")
-            assert result.code == 0, f"{result.err}\nThe training: {process.poll()}\n{process.output}"
-            profiles = list((script.parent / "run").glob("profile-*"))
-            assert len(profiles) == number + 1
-            for profile in profiles:
-                assert {path.name for path in profile.glob("trace-*")} == {"trace-rank0.json.gz", "trace-rank1.json.gz"}
+            folders = list((script.parent / "run").glob("profile-*"))
+            assert len(folders) == number
+            traces = {f"trace-rank{rank}.json.gz" for rank in range(ranks)}
+            assert all({path.name for path in folder.glob("trace-*")} == traces for folder in folders)
         (script.parent / "end").touch()
         process.communicate(120)
         assert process.returncode == 0

@@ -13,7 +13,8 @@ import pytest
 def test_an_interrupted_run_says_how_it_is_continued_and_the_command_works(
     process, forked, net, tmp_path, number, code
 ):
-    running = process("fit", *net, "--model=flowers.Slow", "--trainer.max_epochs=100")
+    start = process if number == signal.SIGINT else forked
+    running = start("fit", *net, "--model=flowers.Slow", "--trainer.max_epochs=100")
     for _ in range(3):
         assert running.stdout.readline() == "training\n"
     running.send_signal(number)
