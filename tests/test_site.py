@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote
 
+import public_names
 import pytest
 from browsing import browser as browser
 from mkdocs.commands.build import build
@@ -16,23 +17,13 @@ from mkdocs.config import load_config
 from playwright.sync_api import Browser, expect
 
 import footplate as fp
-from footplate import callbacks, data, launch, scaling, tracking
 from footplate.cli.commands import COMMANDS
 from footplate.core import errors as errors_module
-from footplate.launch import worker as launch_worker
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 from reference import API, HELP  # noqa: E402  a build hook, which is no package
-
-# The public names. A name that two packages export is shown once, in the first of them.
-WORKER = ("attempt", "inside", "kept", "log_to_driver", "progressed", "saved", "slot")
-PUBLIC = {f"footplate.launch.worker.{name}": getattr(launch_worker, name) for name in WORKER}
-for package in (scaling, launch, data, tracking, callbacks, fp):
-    for name in package.__all__:
-        if package is fp or name not in fp.__all__:
-            PUBLIC[f"{package.__name__}.{name}"] = getattr(package, name)
 
 PAGES = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
@@ -116,6 +107,18 @@ def test_a_japanese_page_says_so_and_has_no_spaces_between_its_lines(site):
     assert '<html lang="en"' in (site / "start" / "install.html").read_text()
 
 
+def test_a_page_of_two_languages_links_to_the_other(site, pages):
+    japanese = [path.relative_to(site / "ja") for path in (site / "ja").rglob("*.html")]
+    assert Path("tutorials/1_first_training.html") in japanese
+    for path in japanese:
+        for source, target in [(site / path, site / "ja" / path), (site / "ja" / path, site / path)]:
+            assert target in [(source.parent / link).resolve() for link in pages[source].targets], source
+            line = re.search(r"</h1>\s*<p>(.*?)</p>", source.read_text(), re.DOTALL)
+            assert line
+            assert re.sub("<.*?>", "", line[1]) == "English · 日本語"
+    assert "日本語</a></p>" not in (site / "guide" / "data.html").read_text()
+
+
 def test_links_within_the_site_lead_to_a_file_and_an_anchor(pages):
     dead = []
     for path, page in pages.items():
@@ -196,7 +199,19 @@ def test_no_list_or_table_is_left_as_text(site):
 def test_every_public_name_is_on_one_page_of_the_reference():
     listed = [name for page in API.values() for name in page.names]
     assert len(listed) == len(set(listed))
-    assert set(PUBLIC) <= set(listed)
+    assert [name for name in public_names.public_names() if name not in listed] == []
+
+
+def test_every_name_on_a_page_of_the_reference_has_a_heading_and_a_text(site):
+    """A name without a docstring is a heading with nothing below it."""
+    empty = []
+    for page, about in API.items():
+        text = (site / "reference" / "api" / f"{page}.html").read_text()
+        for name in about.names:
+            below = text.partition(f'id="{name}"')[2].partition("</h2>")[2].partition("<h2 ")[0]
+            if "<p>" not in below:
+                empty.append(name)
+    assert empty == []
 
 
 def test_every_error_that_a_user_can_fix_is_on_the_page_of_errors():

@@ -1,7 +1,7 @@
 """Build hook of the site: the pages that are generated from the code.
 
 - reference/api/NAME.md: public names, grouped by idea. mkdocstrings fills them with docstrings, which it reads without
-  importing the code.
+  importing the code. A function that another function makes has no docstring in the text of the code: it is imported here.
 - reference/help/NAME.md: the `--help` of every command, from its parser.
 
 These pages exist on the site only. `API` and `HELP` say which name and which command is on which page. tests/test_site.py
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class ApiPage:
         names: the full names of classes, functions and attributes, in the order of the page.
         inherited: the classes among them whose inherited methods are shown too.
         alone: the classes among them that are shown without signature and members.
+        made: the functions among them that another function makes.
     """
 
     title: str
@@ -44,21 +46,47 @@ class ApiPage:
     names: tuple[str, ...]
     inherited: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
 
     def markdown(self) -> str:
         """Write the page, with a block of mkdocstrings for each name."""
         return "\n\n".join([f"# {self.title}", self.about, EXAMPLES, *map(self._block, self.names)]) + "\n"
 
     def _block(self, name: str) -> str:
+        if name in self.made:
+            return made_block(name)
         options = ["inherited_members: true"] if name in self.inherited else []
         options += ["members: false", "show_signature: false"] if name in self.alone else []
         return "\n      ".join([f"::: {name}", *options]).replace("\n", "\n    options:\n", 1)
+
+
+def made_block(name: str) -> str:
+    """Write the heading, signature and docstring of a function, with its examples as a block of code."""
+    module, _, attribute = name.rpartition(".")
+    function = getattr(importlib.import_module(module), attribute)
+    arguments = "".join(f"    {argument},\n" for argument in inspect.signature(function).parameters)
+    text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
+    blocks = [f"{attribute}(\n{arguments})", inspect.cleandoc(examples)]
+    signature, example = (f"```python\n{block}\n```" for block in blocks)
+    heading = "## " + attribute.replace("_", "\\_")
+    return "\n\n".join([f'<a id="{name}"></a>', heading, signature, text, "**Examples:**", example])
 
 
 def of(package: str, *names: str) -> tuple[str, ...]:
     """Return the full names of some names of a package."""
     return tuple(f"{package}.{name}" for name in names)
 
+
+HOROVODS_VERBS = (
+    *("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "grouped_allreduce", "grouped_allgather"),
+    *("grouped_reducescatter", "sparse_allreduce_async", "barrier", "join", "synchronize", "poll"),
+)
+# The forms of the verbs that wait for no result, or work in place.
+HOROVODS_FORMS = (
+    *("allreduce_", "allreduce_async", "allreduce_async_", "allgather_async", "broadcast_", "broadcast_async"),
+    *("broadcast_async_", "alltoall_async", "reducescatter_async", "grouped_allreduce_", "grouped_allreduce_async"),
+    *("grouped_allreduce_async_", "grouped_allgather_async", "grouped_reducescatter_async"),
+)
 
 API = {
     "training": ApiPage(
@@ -154,8 +182,83 @@ API = {
     ),
     "jobs": ApiPage(
         "API: jobs",
-        "[Jobs](../../guide/jobs.md) shows the commands. These classes do the same in Python.",
-        ("footplate.jobs.operations.Jobs", "footplate.jobs.states.State"),
+        "[Jobs](../../guide/jobs.md) and [tuning](../../guide/tune.md) show the commands. These classes do the same in "
+        "Python. In the examples, `rates` is a tuning that has ended.",
+        ("footplate.jobs.operations.Jobs", "footplate.jobs.states.State", "footplate.jobs.tuning.results.Tuning"),
+    ),
+    "catalog": ApiPage(
+        "API: catalog",
+        "Machine types and accelerators of clouds: sizes, rates, prices, and which of them fit together. "
+        "[The catalog](../jobs-config.md#the-catalog) shows the commands.",
+        of(
+            "footplate.catalog",
+            *("catalog", "Catalog", "Machine", "Accelerator", "find_machine", "find_accelerator"),
+            *("check", "Choice", "Validity", "valid_choices"),
+            *("check_region", "regions_of", "zones_of", "accelerators_in"),
+            *("price_of_machine", "what_became", "today"),
+        ),
+    ),
+    "lab": ApiPage(
+        "API: lab",
+        "Several machines on this one, to see what a training does when a network breaks. [The lab](../../guide/lab.md) "
+        "shows the commands.",
+        of("footplate.lab", "Lab", "Machine", "Command", "Link", "why_not"),
+    ),
+    "lightning": ApiPage(
+        "API: Lightning",
+        "A program that uses Lightning's classes needs nothing else of Footplate but `Trainer`. "
+        "[From Lightning](../../guide/lightning.md) shows how to change it.",
+        ("footplate.compat.lightning.load_from_checkpoint", "footplate.compat.lightning.cli.LightningCLI"),
+    ),
+    "horovod": ApiPage(
+        "API: Horovod",
+        "[From Horovod](../../guide/horovod.md) shows how to change a program. [The verbs](../horovod.md) lists how each "
+        "verb differs from Horovod's. In the examples, `hvd` is `footplate.compat.horovod` after `hvd.init()`, with one "
+        "rank.",
+        (
+            *of(
+                "footplate.compat.horovod",
+                *("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank"),
+                *("cross_size", "is_homogeneous", "HorovodRunner", "DistributedOptimizer", "broadcast_parameters"),
+                *("broadcast_optimizer_state", "broadcast_object", "allgather_object"),
+                *("Compression", "Compressor", "SyncBatchNorm"),
+                *HOROVODS_VERBS,
+                *HOROVODS_FORMS,
+                *("Average", "Sum", "Adasum", "Min", "Max", "Product"),
+                *("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
+                *("HorovodInternalError", "PeerLostError", "HostsUpdatedInterrupt"),
+                *("gloo_built", "gloo_enabled", "nccl_built", "cuda_built", "rocm_built", "mpi_built", "mpi_enabled"),
+                *("mpi_threads_supported", "ccl_built", "ddl_built", "start_timeline", "stop_timeline"),
+            ),
+            *of("footplate.compat.horovod.elastic", "run", "TorchState", "ObjectState", "State", "ElasticSampler"),
+        ),
+        made=of("footplate.compat.horovod", *HOROVODS_FORMS),
+    ),
+    "petastorm": ApiPage(
+        "API: Petastorm",
+        "[From Petastorm](../../guide/petastorm.md) shows how to change a program. "
+        "[The differences](../petastorm.md) lists what differs. In the examples, `flowers.parquet` is a table of 8 rows "
+        "with the columns `x` and `label`.",
+        of(
+            "footplate.compat.petastorm",
+            *("make_spark_converter", "SparkDatasetConverter", "register_delete_dir_handler"),
+            *("make_reader", "make_batch_reader", "Reader", "TransformSpec", "edit_field"),
+            *("DataLoader", "BatchedDataLoader", "InMemBatchedDataLoader", "BatchLoader", "decimal_friendly_collate"),
+            *("PredicateBase", "in_set", "in_intersection", "in_lambda", "in_negate", "in_reduce"),
+            *("in_pseudorandom_split", "Unischema", "UnischemaField", "ScalarCodec", "NdarrayCodec"),
+            *("CompressedNdarrayCodec", "CompressedImageCodec"),
+        ),
+    ),
+    "estimator": ApiPage(
+        "API: Estimator",
+        "[From Estimator and TPUEstimator](../../guide/estimators.md) shows how to change a program. In the examples, "
+        "`model_fn`, `input_fn` and `estimator` are those of the example of `Estimator`.",
+        of(
+            "footplate.compat.estimator",
+            *("Estimator", "TPUEstimator", "train_and_evaluate", "get_module", "ModeKeys"),
+            *("EstimatorSpec", "TPUEstimatorSpec", "RunConfig", "TPUConfig", "TrainSpec", "EvalSpec"),
+            *("WarmStartSettings", "Exporter", "LatestExporter", "FinalExporter"),
+        ),
     ),
     "errors": ApiPage(
         "API: errors",

@@ -14,6 +14,11 @@ def find_machine(name: str) -> Machine:
 
     Raises:
         ConfigError: there is none of this name. The message suggests the nearest name.
+
+    Examples:
+        >>> from footplate.catalog import find_machine
+        >>> find_machine("n1-standard-8").vcpus
+        8
     """
     machine = catalog().machines.get(name) or catalog().machines.get(name.lower())
     if machine is None:
@@ -27,6 +32,11 @@ def find_accelerator(name: str) -> Accelerator:
 
     Raises:
         ConfigError: there is none of this name. The message suggests the nearest name.
+
+    Examples:
+        >>> from footplate.catalog import find_accelerator
+        >>> find_accelerator("v100").name
+        'NVIDIA_TESLA_V100'
     """
     accelerator = _spellings().get(_plain(name))
     if accelerator is None:

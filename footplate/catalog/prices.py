@@ -25,6 +25,11 @@ def price_of_machine(machine: Machine, accelerator: str | None = None, count: in
     """Return the price of an hour of a machine with attached accelerators; None if a part of it is unknown.
 
     A legacy machine type costs what its Compute Engine type costs, with its accelerators.
+
+    Examples:
+        >>> from footplate.catalog import find_machine, price_of_machine
+        >>> round(price_of_machine(find_machine("n1-standard-8"), "NVIDIA_TESLA_T4", 2), 2)
+        1.08
     """
     data = catalog()
     if machine.accelerator and not machine.legacy:

@@ -13,17 +13,35 @@ from footplate.catalog.rows import catalog
 
 
 def zones_of(accelerator: str, region: str | None = None) -> list[str]:
-    """The zones in which an accelerator is offered, all or those of a region; empty if none is known."""
+    """The zones in which an accelerator is offered, all or those of a region; empty if none is known.
+
+    Examples:
+        >>> from footplate.catalog import zones_of
+        >>> zones_of("NVIDIA_TESLA_V100", "us-west1")
+        ['us-west1-a', 'us-west1-b']
+    """
     return [zone.zone for zone in catalog().zones if zone.accelerator == accelerator and region in (None, zone.region)]
 
 
 def regions_of(accelerator: str) -> list[str]:
-    """The regions in which an accelerator is offered; empty if none is known."""
+    """The regions in which an accelerator is offered; empty if none is known.
+
+    Examples:
+        >>> from footplate.catalog import regions_of
+        >>> "us-central1" in regions_of("NVIDIA_TESLA_V100")
+        True
+    """
     return sorted({zone.region for zone in catalog().zones if zone.accelerator == accelerator})
 
 
 def accelerators_in(region: str) -> list[str]:
-    """The accelerators that a region offers, in the catalog's order."""
+    """The accelerators that a region offers, in the catalog's order.
+
+    Examples:
+        >>> from footplate.catalog import accelerators_in
+        >>> "NVIDIA_TESLA_T4" in accelerators_in("us-central1")
+        True
+    """
     offered = {zone.accelerator for zone in catalog().zones if zone.region == region}
     return [name for name in catalog().accelerators if name in offered]
 
@@ -34,6 +52,13 @@ def check_region(region: str, accelerators: Iterable[str]) -> list[str]:
     Args:
         region: such as `us-central1`.
         accelerators: names of the catalog.
+
+    Examples:
+        >>> from footplate.catalog import check_region
+        >>> check_region("us-central1", ["NVIDIA_TESLA_V100"])
+        []
+        >>> check_region("us-central1-a", ["NVIDIA_TESLA_V100"])
+        ['us-central1-a is a zone: give its region, us-central1.']
     """
     if region not in catalog().regions:
         outer = region.rpartition("-")[0]

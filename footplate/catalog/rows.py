@@ -44,6 +44,12 @@ class Machine:
         accelerator_count: the number of built-in accelerators.
         compute_engine: the Compute Engine type of a legacy one, without its accelerators.
         usd_per_hour: list price in us-central1 on demand, with built-in accelerators and without attached ones.
+
+    Examples:
+        >>> from footplate.catalog import find_machine
+        >>> machine = find_machine("n1-standard-8")
+        >>> machine.series, machine.vcpus, machine.memory_gb
+        ('n1', 8, 30.0)
     """
 
     name: str
@@ -76,6 +82,12 @@ class Accelerator:
         interconnect_gb_per_s: the bandwidth of one accelerator, both directions together.
         cores: the cores of a TPU chip; AI Platform counts cores, not chips.
         usd_per_hour: list price in us-central1 on demand, without the machine; for TPUs, with the machine.
+
+    Examples:
+        >>> from footplate.catalog import find_accelerator
+        >>> accelerator = find_accelerator("T4")
+        >>> accelerator.kind, accelerator.memory_gb
+        ('gpu', 16.0)
     """
 
     name: str
@@ -183,7 +195,13 @@ class Succession:
 
 
 class Catalog:
-    """The catalog's rows, in the order of the files. Each file is read when it is first needed."""
+    """The catalog's rows, in the order of the files. Each file is read when it is first needed.
+
+    Examples:
+        >>> from footplate.catalog import catalog
+        >>> catalog().counts["n1-standard-8", "NVIDIA_TESLA_V100"]
+        (1, 2, 4, 8)
+    """
 
     @cached_property
     def machines(self) -> dict[str, Machine]:
@@ -236,7 +254,13 @@ class Catalog:
 
 @cache
 def catalog() -> Catalog:
-    """The catalog that comes with Footplate."""
+    """The catalog that comes with Footplate.
+
+    Examples:
+        >>> from footplate.catalog import catalog
+        >>> catalog().machines["a3-highgpu-8g"].accelerator
+        'NVIDIA_H100_80GB'
+    """
     return Catalog()
 
 

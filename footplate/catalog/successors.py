@@ -14,7 +14,13 @@ END = "AI Platform Training, and with it the legacy machine types, was shut down
 
 
 def what_became(choice: Choice) -> str | None:
-    """Explain that a choice no longer exists, or soon won't, with its equivalent; None if it exists."""
+    """Explain that a choice no longer exists, or soon won't, with its equivalent; None if it exists.
+
+    Examples:
+        >>> from footplate.catalog import Choice, what_became
+        >>> print(what_became(Choice("n1-standard-8", "NVIDIA_TESLA_K80", 1)))
+        K80 no longer exists: ...
+    """
     machine = catalog().machines[choice.machine]
     succession = catalog().successions.get(choice.accelerator or "")
     if succession is None and not machine.legacy:
@@ -23,7 +29,13 @@ def what_became(choice: Choice) -> str | None:
 
 
 def today(choice: Choice) -> Choice:
-    """The equivalent of a choice that exists today; the choice itself if nothing has changed."""
+    """The equivalent of a choice that exists today; the choice itself if nothing has changed.
+
+    Examples:
+        >>> from footplate.catalog import Choice, today
+        >>> print(today(Choice("n1-standard-8", "NVIDIA_TESLA_K80", 1)))
+        n1-standard-8 with 1 T4
+    """
     machine = catalog().machines[choice.machine]
     succession = catalog().successions.get(choice.accelerator or "")
     home = catalog().machines[machine.compute_engine] if machine.compute_engine else machine

@@ -21,7 +21,13 @@ NEAREST = 3
 
 @dataclass(frozen=True)
 class Choice:
-    """A machine type with its accelerators, attached or built in."""
+    """A machine type with its accelerators, attached or built in.
+
+    Examples:
+        >>> from footplate.catalog import Choice
+        >>> print(Choice("n1-standard-8", "NVIDIA_TESLA_T4", 2))
+        n1-standard-8 with 2 T4
+    """
 
     machine: str
     accelerator: str | None = None
@@ -40,6 +46,14 @@ class Validity:
     Attributes:
         problem: why the choice is invalid, in one or two sentences; None if it is valid.
         nearest: similar valid choices; empty if it is valid.
+
+    Examples:
+        >>> from footplate.catalog import check, find_accelerator, find_machine
+        >>> validity = check(find_machine("n1-standard-8"), find_accelerator("V100"), 3)
+        >>> print(validity.problem)
+        n1-standard-8 can't take 3 V100: allowed counts are 1, 2, 4 and 8.
+        >>> print(validity.nearest[0])
+        n1-standard-8 with 4 V100
     """
 
     problem: str | None = None
@@ -58,6 +72,11 @@ def check(machine: Machine, accelerator: Accelerator | None = None, count: int =
         machine: the machine type.
         accelerator: the accelerator to attach; None for none.
         count: the number for each machine.
+
+    Examples:
+        >>> from footplate.catalog import check, find_accelerator, find_machine
+        >>> print(check(find_machine("n1-standard-8"), find_accelerator("V100"), 2))
+        valid
     """
     if accelerator is None:
         return Validity()
@@ -72,7 +91,13 @@ def check(machine: Machine, accelerator: Accelerator | None = None, count: int =
 
 
 def valid_choices(accelerator: Accelerator) -> list[Choice]:
-    """All machine types that take this accelerator or have it built in, with each count. Legacy types are left out."""
+    """All machine types that take this accelerator or have it built in, with each count. Legacy types are left out.
+
+    Examples:
+        >>> from footplate.catalog import find_accelerator, valid_choices
+        >>> print(valid_choices(find_accelerator("H100"))[0])
+        a3-highgpu-1g with 1 H100
+    """
     attached = [
         Choice(machine, name, count)
         for (machine, name), counts in catalog().counts.items()

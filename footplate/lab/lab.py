@@ -48,6 +48,13 @@ class Lab:
     Raises:
         ConfigError: the number is out of range; a lab runs in this directory already.
         LaunchError: this system, or this user, can't make a lab.
+
+    Examples:
+        >>> from footplate.lab import Lab
+        >>> with Lab(2) as lab:
+        ...     first, second = lab.machines
+        ...     lab.cut(second)  # a training on both would wait for its messages now
+        ...     lab.heal()
     """
 
     def __init__(self, count: int, directory: str | os.PathLike[str] | None = None, *, keep: bool = False) -> None:

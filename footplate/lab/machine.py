@@ -46,6 +46,13 @@ class Command:
 
     Attributes:
         stdout: its output, if it was asked for with `subprocess.PIPE`.
+
+    Examples:
+        >>> from footplate.lab import Lab
+        >>> with Lab(1) as lab:
+        ...     command = lab.machines[0].start(["hostname"])
+        ...     command.wait()
+        0
     """
 
     def __init__(self, entered: subprocess.Popen[Any]) -> None:
@@ -104,6 +111,15 @@ class Machine:
 
     Attributes:
         name: `m0`, `m1`, …: its host name, unless it was booted with another one.
+
+    Examples:
+        >>> from footplate.lab import Lab
+        >>> with Lab(1) as lab:
+        ...     (machine,) = lab.machines
+        ...     machine.crash()
+        ...     machine.boot()
+        ...     machine.run(["hostname"])
+        (0, 'm0\\n')
     """
 
     def __init__(self, directory: Path, switch: int, index: int) -> None:
@@ -174,7 +190,7 @@ class Machine:
                 sys.executable, "-m", _FIRST_PROCESS,
             ],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            env=_environment({}),
+            env=command_environment({}),
         )  # fmt: skip
         assert entered.stdin is not None
         assert entered.stdout is not None
@@ -213,7 +229,7 @@ class Machine:
         entered = subprocess.Popen(
             [*namespaces.enter(pid, *OWN_NAMESPACES, "time", directory=directory), *map(str, words)],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT if output is not None else None,
-            env=_environment(env or {}), start_new_session=True,
+            env=command_environment(env or {}), start_new_session=True,
         )  # fmt: skip
         namespaces.wait_for_command(entered)
         return Command(entered)
@@ -336,7 +352,8 @@ def _needed() -> list[str]:
     return sorted(str(path) for path in found if not any(parent in found for parent in path.parents))
 
 
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
+def command_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a command on a machine: those given, over the few of this process that are passed on."""
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     path = os.pathsep.join([str(Path(sys.executable).parent), namespaces.PATH])
     return {**passed_on, "PATH": path, "HOME": HOME, "PYTHONUNBUFFERED": "1", **given}

@@ -85,7 +85,13 @@ socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)).bind(("lab0", 
 
 @functools.cache
 def why_not() -> str:
-    """The reason why this user can't make a lab here, as a sentence; empty if they can."""
+    """The reason why this user can't make a lab here, as a sentence; empty if they can.
+
+    Examples:
+        >>> from footplate.lab import Lab, why_not
+        >>> if not why_not():
+        ...     Lab(1).close()
+    """
     try:
         for name in PROGRAMS:
             program(name)

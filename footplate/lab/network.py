@@ -38,6 +38,10 @@ class Link:
         jitter_s: the most by which the delay varies, up and down. Frames keep their order.
         loss: the share of frames that are lost, 0 to 1.
         bytes_per_s: the rate; None for no limit.
+
+    Examples:
+        >>> from footplate.lab import Link
+        >>> slow = Link(delay_s=0.02, loss=0.01)  # what `Lab.shape` makes
     """
 
     connected: bool = True

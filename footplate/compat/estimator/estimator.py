@@ -61,6 +61,25 @@ class Estimator:
 
     Attributes:
         run_dir: the directory of metrics and exports.
+
+    Examples:
+        >>> from footplate.compat.estimator import Estimator, EstimatorSpec, ModeKeys, get_module
+        >>> def model_fn(features, labels, mode, params):
+        ...     net = get_module("net", lambda: torch.nn.Linear(4, 1))
+        ...     predictions = net(features).squeeze(1)
+        ...     if mode == ModeKeys.PREDICT:
+        ...         return EstimatorSpec(mode, predictions=predictions)
+        ...     loss = torch.nn.functional.mse_loss(predictions, labels)
+        ...     return EstimatorSpec(mode, loss=loss, train_op=lambda: torch.optim.SGD(net.parameters(), lr=params["lr"]))
+        >>> def input_fn():
+        ...     return train
+        >>> estimator = Estimator(model_fn, "runs/estimator", params={"lr": 0.1})
+        >>> estimator.train(input_fn, max_steps=8).global_step
+        8
+        >>> sorted(estimator.evaluate(input_fn))
+        ['global_step', 'loss']
+        >>> len(list(estimator.predict(input_fn)))
+        32
     """
 
     def __init__(
@@ -325,6 +344,12 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 
     Raises:
         ConfigError: two exporters have one name, or a reason of `Estimator.train`.
+
+    Examples:
+        >>> from footplate.compat.estimator import EvalSpec, TrainSpec, train_and_evaluate
+        >>> metrics = train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=16), EvalSpec(input_fn))
+        >>> metrics["global_step"]
+        16
     """
     exporters = exporters_of(eval_spec)
     if estimator.global_step < train_spec.max_steps:

@@ -31,6 +31,17 @@ class Exporter(ABC):
 
     Attributes:
         name: the exporter's directory in `model_dir/export`.
+
+    Examples:
+        >>> from footplate.compat.estimator import EvalSpec, Exporter, TrainSpec, train_and_evaluate
+        >>> class PrintLoss(Exporter):
+        ...     name = "loss"
+        ...
+        ...     def export(self, estimator, export_path, checkpoint_path, eval_result, is_the_final_export):
+        ...         print("step", eval_result["global_step"])
+        >>> evaluation = EvalSpec(input_fn, exporters=PrintLoss())
+        >>> metrics = train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=16), evaluation)
+        step 16
     """
 
     name: str
@@ -64,6 +75,15 @@ class FinalExporter(Exporter):
     Args:
         name: the exporter's directory in `model_dir/export`.
         serving_input_receiver_fn: see `Estimator.export_saved_model`.
+
+    Examples:
+        >>> from footplate.compat.estimator import EvalSpec, FinalExporter, TrainSpec, train_and_evaluate
+        >>> exporter = FinalExporter("serving", lambda: torch.ones(2, 4))
+        >>> metrics = train_and_evaluate(
+        ...     estimator, TrainSpec(input_fn, max_steps=16), EvalSpec(input_fn, exporters=exporter)
+        ... )
+        >>> [path.name for path in estimator.run_dir.glob("export/serving/*/*")]
+        ['model.pt2']
     """
 
     def __init__(self, name: str, serving_input_receiver_fn: Callable[[], Any]) -> None:
@@ -89,6 +109,15 @@ class LatestExporter(Exporter):
         name: the exporter's directory in `model_dir/export`.
         serving_input_receiver_fn: see `Estimator.export_saved_model`.
         exports_to_keep: the number of exports to keep; None keeps all.
+
+    Examples:
+        >>> from footplate.compat.estimator import EvalSpec, LatestExporter, TrainSpec, train_and_evaluate
+        >>> exporter = LatestExporter("latest", lambda: torch.ones(2, 4), exports_to_keep=1)
+        >>> metrics = train_and_evaluate(
+        ...     estimator, TrainSpec(input_fn, max_steps=16), EvalSpec(input_fn, exporters=exporter)
+        ... )
+        >>> [path.name for path in estimator.run_dir.glob("export/latest/*/*")]
+        ['model.pt2']
     """
 
     def __init__(

@@ -67,6 +67,11 @@ def get_module(name: str, make: Callable[[], Made]) -> Made:
 
     Raises:
         ConfigError: called outside a `model_fn`, or a new name in the middle of training.
+
+    Examples:
+        >>> def model_fn(features, labels, mode):
+        ...     net = get_module("net", lambda: torch.nn.Linear(4, 3))  # the same module in every call
+        ...     return EstimatorSpec(mode, predictions=net(features).argmax(1))
     """
     parts = _present.get()
     if parts is None:

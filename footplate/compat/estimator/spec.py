@@ -27,7 +27,13 @@ MEASURED = "val_"
 
 
 class ModeKeys:
-    """The modes of a `model_fn`; the values are TensorFlow's."""
+    """The modes of a `model_fn`; the values are TensorFlow's.
+
+    Examples:
+        >>> from footplate.compat.estimator import ModeKeys
+        >>> ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT
+        ('train', 'eval', 'infer')
+    """
 
     TRAIN = "train"
     EVAL = "eval"
@@ -48,6 +54,12 @@ class EstimatorSpec:
         train_op: for TRAIN: a function without arguments that returns the optimizer, or anything else that
             `configure_optimizers` may return. It is called once, before the first step.
         eval_metric_ops: for EVAL: means over the batch by name. The result is their mean over all rows.
+
+    Examples:
+        >>> from footplate.compat.estimator import EstimatorSpec, ModeKeys
+        >>> errors = {"error": torch.tensor(0.25)}
+        >>> EstimatorSpec(ModeKeys.EVAL, loss=torch.tensor(0.5), eval_metric_ops=errors).metrics()
+        {'error': tensor(0.2500)}
     """
 
     mode: str
@@ -73,6 +85,14 @@ class TPUEstimatorSpec(EstimatorSpec):
     Attributes:
         eval_metrics: `(function, tensors)`: the function gets the tensors, one by one or by name, and returns means over
             the batch by name.
+
+    Examples:
+        >>> from footplate.compat.estimator import ModeKeys, TPUEstimatorSpec
+        >>> def measure(labels, predictions):
+        ...     return {"error": (labels - predictions).abs().mean()}
+        >>> tensors = [torch.ones(4), torch.zeros(4)]
+        >>> TPUEstimatorSpec(ModeKeys.EVAL, loss=torch.tensor(0.5), eval_metrics=(measure, tensors)).metrics()
+        {'error': tensor(1.)}
     """
 
     eval_metrics: tuple[Callable[..., Mapping[str, Any]], Any] | None = None
@@ -91,6 +111,10 @@ class TPUConfig:
     Attributes:
         iterations_per_loop: the number of steps in one call of the compiled program.
         num_shards: the number of devices that share a batch; None for all.
+
+    Examples:
+        >>> from footplate.compat.estimator import RunConfig, TPUConfig
+        >>> config = RunConfig(tpu_config=TPUConfig(iterations_per_loop=100, num_shards=8))
     """
 
     iterations_per_loop: int = 2
@@ -109,6 +133,13 @@ class RunConfig:
         log_step_count_steps: the number of steps between two reports of metrics.
         tpu_config: settings of a TPUEstimator.
         trainer: further arguments of `footplate.Trainer`: `{"accelerator": "xla", "devices": 8}`.
+
+    Examples:
+        >>> from footplate.compat.estimator import Estimator, RunConfig
+        >>> config = RunConfig(save_checkpoints_steps=4, keep_checkpoint_max=1, trainer={"precision": "bf16-mixed"})
+        >>> estimator = Estimator(model_fn, "runs/bf16", config, {"lr": 0.1}).train(input_fn, max_steps=8)
+        >>> estimator.latest_checkpoint().name
+        'model-8.ckpt'
     """
 
     model_dir: str | Path | None = None
@@ -142,6 +173,12 @@ class TrainSpec:
         input_fn: see `Estimator.train`.
         max_steps: the global step at which training ends.
         hooks: callbacks.
+
+    Examples:
+        >>> from footplate.compat.estimator import EvalSpec, TrainSpec, train_and_evaluate
+        >>> training = TrainSpec(input_fn, max_steps=16)
+        >>> train_and_evaluate(estimator, training, EvalSpec(input_fn))["global_step"]
+        16
     """
 
     input_fn: Callable[..., Any]
@@ -157,6 +194,12 @@ class EvalSpec:
         input_fn: see `Estimator.evaluate`.
         steps: the number of batches; None for all.
         exporters: an exporter or several, which write the model for serving.
+
+    Examples:
+        >>> from footplate.compat.estimator import EvalSpec, TrainSpec, train_and_evaluate
+        >>> evaluation = EvalSpec(input_fn, steps=4)
+        >>> train_and_evaluate(estimator, TrainSpec(input_fn, max_steps=16), evaluation)["global_step"]
+        16
     """
 
     input_fn: Callable[..., Any]
@@ -173,6 +216,13 @@ class WarmStartSettings:
         vars_to_warm_start: a regular expression, or several, that match the beginning of the tensors' names: `"net.0."`.
             By default all tensors, batch norm's statistics among them.
         var_name_to_prev_var_name: names in the checkpoint, by name in the model, for tensors whose names differ.
+
+    Examples:
+        >>> from footplate.compat.estimator import Estimator, WarmStartSettings
+        >>> settings = WarmStartSettings("runs/estimator", vars_to_warm_start="net.weight")
+        >>> other = Estimator(model_fn, "runs/warm", params={"lr": 0.1}, warm_start_from=settings)
+        >>> other.train(input_fn, max_steps=4).global_step
+        4
     """
 
     ckpt_to_initialize_from: str | Path

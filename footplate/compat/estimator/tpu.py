@@ -32,6 +32,12 @@ class TPUEstimator(Estimator):
         eval_batch_size: the number of rows of an evaluation batch.
         predict_batch_size: the number of rows of a prediction batch.
         warm_start_from: see `Estimator`.
+
+    Examples:
+        >>> from footplate.compat.estimator import TPUEstimator
+        >>> estimator = TPUEstimator(model_fn, "runs/tpu", params={"lr": 0.1}, use_tpu=False, train_batch_size=4)
+        >>> estimator.train(input_fn, max_steps=8).global_step
+        8
     """
 
     def __init__(

@@ -17,6 +17,10 @@ class SyncBatchNorm(_BatchNorm):
 
     It has the arguments of `BatchNorm1d`. Each forward pass needs two small sums over the ranks, and so does each backward
     pass.
+
+    Examples:
+        >>> hvd.SyncBatchNorm(3)(torch.ones(4, 3)).shape
+        torch.Size([4, 3])
     """
 
     def _check_input_dim(self, input: Tensor) -> None:

@@ -12,7 +12,20 @@ from torch import Tensor
 
 
 class Compressor:
-    """The contract of a compressor."""
+    """The contract of a compressor.
+
+    Examples:
+        >>> class Bfloat16(hvd.Compressor):
+        ...     @staticmethod
+        ...     def compress(tensor):
+        ...         return tensor.bfloat16(), tensor.dtype
+        ...
+        ...     @staticmethod
+        ...     def decompress(tensor, ctx):
+        ...         return tensor.to(ctx)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=Bfloat16)
+    """
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
@@ -50,7 +63,12 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The compressors by name."""
+    """The compressors by name.
+
+    Examples:
+        >>> hvd.allreduce(torch.tensor([1.0, 2.0]), compression=hvd.Compression.fp16)
+        tensor([1., 2.])
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

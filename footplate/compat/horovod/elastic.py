@@ -52,7 +52,28 @@ _FILE = "horovod-commit.pt"
 
 
 class State:
-    """A state that is equal on all ranks and survives a failure. A subclass saves, restores and sends it."""
+    """A state that is equal on all ranks and survives a failure. A subclass saves, restores and sends it.
+
+    Examples:
+        >>> class Counter(hvd.elastic.State):
+        ...     value = saved_value = 0
+        ...
+        ...     def save(self):
+        ...         self.saved_value = self.value
+        ...
+        ...     def restore(self):
+        ...         self.value = self.saved_value
+        ...
+        ...     def sync(self):
+        ...         self.value = hvd.broadcast_object(self.value)
+        >>> counter = Counter()
+        >>> counter.value = 5
+        >>> counter.commit()
+        >>> counter.value = 6
+        >>> counter.restore()
+        >>> counter.value
+        5
+    """
 
     def __init__(
         self, bcast_object: Callable[[Any], Any] = broadcast_object, get_rank: Callable[[], int] = rank
@@ -131,7 +152,15 @@ class State:
 
 
 class ObjectState(State):
-    """A state of Python objects, which are attributes; `kwargs` are their first values."""
+    """A state of Python objects, which are attributes; `kwargs` are their first values.
+
+    Examples:
+        >>> state = hvd.elastic.ObjectState(epoch=0)
+        >>> state.epoch = 1
+        >>> state.restore()  # to the last commit
+        >>> state.epoch
+        0
+    """
 
     def __init__(
         self, bcast_object: Callable[[Any], Any] = broadcast_object, get_rank: Callable[[], int] = rank, **kwargs: Any
@@ -171,6 +200,12 @@ class TorchState(ObjectState):
         model: `state.model`; None for no model.
         optimizer: `state.optimizer`; None for no optimizer.
         kwargs: more objects of each kind, by name.
+
+    Examples:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> state = hvd.elastic.TorchState(model, optimizer, epoch=0)
+        >>> state.epoch = 1
+        >>> state.commit()
     """
 
     _keepers: dict[str, _Keeper]
@@ -257,6 +292,15 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         PeerLostError: a process has ended; the launcher then starts all ranks again.
         MismatchError: the ranks disagree about an operation.
+
+    Examples:
+        >>> @hvd.elastic.run
+        ... def count(state):
+        ...     for state.epoch in range(state.epoch, 3):
+        ...         state.commit()
+        ...     return state.epoch
+        >>> count(hvd.elastic.ObjectState(epoch=0))
+        2
     """
 
     @functools.wraps(function)

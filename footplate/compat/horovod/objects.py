@@ -32,6 +32,9 @@ def broadcast_parameters(
     Raises:
         ConfigError: a value that is not a tensor.
         MismatchError: the ranks have different names, shapes or types.
+
+    Examples:
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     named = sorted(params.items()) if isinstance(params, Mapping) else [_named(param) for param in params]
     for name, tensor in named:
@@ -52,6 +55,10 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """Send the state and the options (learning rate, …) of the optimizer of rank `root_rank` to all ranks.
 
     Tensors are sent as tensors, everything else as one object. `model` is accepted and not needed.
+
+    Examples:
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
     is_root = context().world.rank == root_rank
     tensors: list[Tensor] = []
@@ -69,7 +76,12 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the `obj` of rank `root_rank` on all ranks. The `obj` of the other ranks is ignored."""
+    """Return the `obj` of rank `root_rank` on all ranks. The `obj` of the other ranks is ignored.
+
+    Examples:
+        >>> hvd.broadcast_object({"epoch": 3}, root_rank=0)
+        {'epoch': 3}
+    """
     label = name or "broadcast_object"
     is_root = context().world.rank == root_rank
     data = bytearray(cloudpickle.dumps(obj)) if is_root else bytearray()
@@ -80,7 +92,12 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return the `obj` of every rank, in the order of ranks."""
+    """Return the `obj` of every rank, in the order of ranks.
+
+    Examples:
+        >>> hvd.allgather_object({"rank": hvd.rank()})
+        [{'rank': 0}]
+    """
     label = name or "allgather_object"
     data = torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
     lengths = allgather(torch.tensor([len(data)]), f"{label}.lengths", process_set)

@@ -55,6 +55,15 @@ def DistributedOptimizer(
 
     Raises:
         ConfigError: arguments that contradict each other, or parameters without a name.
+
+    Examples:
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        >>> for features, labels in train:
+        ...     optimizer.zero_grad()
+        ...     torch.nn.functional.mse_loss(model(features).squeeze(1), labels).backward()
+        ...     optimizer.step()
     """
     if isinstance(optimizer, _Methods | _AdasumMethods):
         raise ConfigError("DistributedOptimizer was given a DistributedOptimizer: wrap the plain optimizer, once.")

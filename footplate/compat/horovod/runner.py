@@ -18,6 +18,15 @@ class HorovodRunner:
 
     Raises:
         ConfigError: a number or a word that is not possible.
+
+    Examples:
+        >>> def rank_and_size(greeting):
+        ...     import footplate.compat.horovod as hvd
+        ...
+        ...     hvd.init()
+        ...     return f"{greeting} {hvd.rank()} of {hvd.size()}"
+        >>> hvd.HorovodRunner(np=-2).run(rank_and_size, greeting="rank")
+        'rank 0 of 2'
     """
 
     def __init__(

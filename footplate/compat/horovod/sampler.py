@@ -19,6 +19,13 @@ class ElasticSampler(Sampler[int]):
         dataset: only its length is used.
         shuffle: draw a random order for each epoch, the same on all ranks.
         seed: of the orders.
+
+    Examples:
+        >>> sampler = hvd.elastic.ElasticSampler(range(4), shuffle=False)
+        >>> sampler.record_batch(batch_idx=0, batch_size=2)
+        >>> sampler.reset()
+        >>> list(sampler)
+        [2, 3]
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:

@@ -34,7 +34,18 @@ class ReduceOp(enum.StrEnum):
     Product = "product"
 
 
-Average, Sum, Adasum, Min, Max, Product = ReduceOp
+Average = ReduceOp.Average
+"""The mean over the ranks: `hvd.allreduce(tensor, op=hvd.Average)`, which is the default."""
+Sum = ReduceOp.Sum
+"""The sum over the ranks."""
+Adasum = ReduceOp.Adasum
+"""A sum of gradients that adapts to their directions: equal ones are averaged, orthogonal ones are added."""
+Min = ReduceOp.Min
+"""The least value of all ranks."""
+Max = ReduceOp.Max
+"""The greatest value of all ranks."""
+Product = ReduceOp.Product
+"""The product over the ranks."""
 
 REDUCIBLE = {
     torch.uint8,
@@ -82,12 +93,25 @@ def synchronize(handle: Handle[Result] | Callable[[], Result]) -> Result:
 
     Raises:
         HorovodInternalError: the operation can't be completed; a `MismatchError` if the ranks disagree about it.
+
+    Examples:
+        >>> handle = hvd.allreduce_async(torch.tensor([1.0, 2.0]))
+        >>> hvd.synchronize(handle)
+        tensor([1., 2.])
     """
     return handle() if callable(handle) else context().engine.finish(handle)
 
 
 def poll(handle: Handle[Any]) -> bool:
-    """Return True if `synchronize` would return at once."""
+    """Return True if `synchronize` would return at once.
+
+    Examples:
+        >>> handle = hvd.allreduce_async(torch.tensor([1.0, 2.0]))
+        >>> while not hvd.poll(handle):
+        ...     pass  # compute something else meanwhile
+        >>> hvd.synchronize(handle)
+        tensor([1., 2.])
+    """
     return context().engine.done(handle)
 
 

@@ -40,6 +40,11 @@ class ProcessSet:
     Attributes:
         process_set_id: the number of the set; None before `init` or `add_process_set` has added it.
         ranks: the ranks, sorted.
+
+    Examples:
+        >>> evens = hvd.ProcessSet(range(0, hvd.size(), 2))
+        >>> evens.included()
+        True
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -67,6 +72,7 @@ class ProcessSet:
 
 
 global_process_set = ProcessSet([])
+"""All ranks, which is the default of every verb."""
 global_process_set.process_set_id = GLOBAL
 
 
@@ -106,6 +112,11 @@ def init(comm: Sequence[int] | None = None, process_sets: Sequence[ProcessSet] |
 
     Raises:
         ConfigError: `comm` was given, or the environment variables don't give a rank and a world size.
+
+    Examples:
+        >>> hvd.init()
+        >>> hvd.is_initialized()
+        True
     """
     global _context, _rounds
     if comm is not None:
@@ -152,7 +163,13 @@ def _init_process_group(world: World, number: int) -> None:
 
 
 def shutdown() -> None:
-    """Disconnect from the other ranks. A rank that still waits for this one gets a `HorovodInternalError`."""
+    """Disconnect from the other ranks. A rank that still waits for this one gets a `HorovodInternalError`.
+
+    Examples:
+        >>> hvd.shutdown()
+        >>> hvd.is_initialized()
+        False
+    """
     _disconnect(leaving=True)
 
 
@@ -177,7 +194,12 @@ def _disconnect(leaving: bool) -> None:
 
 
 def is_initialized() -> bool:
-    """Return True after `init` and before `shutdown`."""
+    """Return True after `init` and before `shutdown`.
+
+    Examples:
+        >>> hvd.is_initialized()
+        True
+    """
     return _context is not None
 
 
@@ -193,37 +215,72 @@ def context() -> _Context:
 
 
 def rank() -> int:
-    """The rank of this process, over all machines."""
+    """The rank of this process, over all machines.
+
+    Examples:
+        >>> hvd.rank()
+        0
+    """
     return context().world.rank
 
 
 def size() -> int:
-    """The number of ranks, over all machines."""
+    """The number of ranks, over all machines.
+
+    Examples:
+        >>> hvd.size()
+        1
+    """
     return context().world.size
 
 
 def local_rank() -> int:
-    """The rank of this process on its machine, which is the number of its device."""
+    """The rank of this process on its machine, which is the number of its device.
+
+    Examples:
+        >>> hvd.local_rank()
+        0
+    """
     return context().world.local_rank
 
 
 def local_size() -> int:
-    """The number of ranks on this machine."""
+    """The number of ranks on this machine.
+
+    Examples:
+        >>> hvd.local_size()
+        1
+    """
     return context().world.local_size
 
 
 def cross_rank() -> int:
-    """The number of this machine."""
+    """The number of this machine.
+
+    Examples:
+        >>> hvd.cross_rank()
+        0
+    """
     return int(os.environ.get("GROUP_RANK", rank() // local_size()))
 
 
 def cross_size() -> int:
-    """The number of machines."""
+    """The number of machines.
+
+    Examples:
+        >>> hvd.cross_size()
+        1
+    """
     return int(os.environ.get("GROUP_WORLD_SIZE", -(-size() // local_size())))
 
 
 def is_homogeneous() -> bool:
-    """Return True if every machine has the same number of ranks."""
+    """Return True if every machine has the same number of ranks.
+
+    Examples:
+        >>> hvd.is_homogeneous()
+        True
+    """
     return size() == local_size() * cross_size()
 
 
@@ -232,6 +289,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ConfigError: a rank that doesn't exist, or ranks that are a process set already.
+
+    Examples:
+        >>> if hvd.size() > 2:
+        ...     pair = hvd.add_process_set([0, 1])
+        ...     if pair.included():
+        ...         hvd.allreduce(torch.ones(2), process_set=pair)
     """
     current = context()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -260,7 +323,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set. All ranks call this function. Return True if there was such a set."""
+    """Remove a process set. All ranks call this function. Return True if there was such a set.
+
+    Examples:
+        >>> hvd.remove_process_set(hvd.ProcessSet([0]))  # it was never added
+        False
+    """
     current = context()
     if process_set.process_set_id is None or process_set not in current.sets.values():
         return False
@@ -276,32 +344,62 @@ def _barrier(name: str) -> None:
 
 
 def mpi_threads_supported() -> bool:
-    """False: there is no MPI here. Any thread may submit an operation."""
+    """False: there is no MPI here. Any thread may submit an operation.
+
+    Examples:
+        >>> hvd.mpi_threads_supported()
+        False
+    """
     return False
 
 
 def mpi_enabled() -> bool:
-    """False: torch.distributed moves the tensors."""
+    """False: torch.distributed moves the tensors.
+
+    Examples:
+        >>> hvd.mpi_enabled()
+        False
+    """
     return False
 
 
 def mpi_built() -> bool:
-    """False: torch.distributed moves the tensors."""
+    """False: torch.distributed moves the tensors.
+
+    Examples:
+        >>> hvd.mpi_built()
+        False
+    """
     return False
 
 
 def gloo_enabled() -> bool:
-    """True: gloo moves tensors on the CPU."""
+    """True: gloo moves tensors on the CPU.
+
+    Examples:
+        >>> hvd.gloo_enabled()
+        True
+    """
     return True
 
 
 def gloo_built() -> bool:
-    """Return True if this torch has gloo."""
+    """Return True if this torch has gloo.
+
+    Examples:
+        >>> hvd.gloo_built()
+        True
+    """
     return dist.is_gloo_available()
 
 
 def nccl_built() -> int:
-    """The version of this torch's NCCL, such as 22705 for 2.27.5; 0 without NCCL."""
+    """The version of this torch's NCCL, such as 22705 for 2.27.5; 0 without NCCL.
+
+    Examples:
+        >>> if hvd.nccl_built():
+        ...     print("tensors on NVIDIA GPUs are sent by NCCL")
+    """
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         return 0
     major, minor, patch = nccl.version()[:3]
@@ -309,22 +407,42 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """False: there is no DDL here."""
+    """False: there is no DDL here.
+
+    Examples:
+        >>> hvd.ddl_built()
+        False
+    """
     return False
 
 
 def ccl_built() -> bool:
-    """False: there is no oneCCL here."""
+    """False: there is no oneCCL here.
+
+    Examples:
+        >>> hvd.ccl_built()
+        False
+    """
     return False
 
 
 def cuda_built() -> bool:
-    """Return True if this torch is built for CUDA."""
+    """Return True if this torch is built for CUDA.
+
+    Examples:
+        >>> hvd.cuda_built() and hvd.rocm_built()
+        False
+    """
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Return True if this torch is built for ROCm."""
+    """Return True if this torch is built for ROCm.
+
+    Examples:
+        >>> hvd.cuda_built() and hvd.rocm_built()
+        False
+    """
     return torch.version.hip is not None
 
 
@@ -333,6 +451,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
     Raises:
         ConfigError: always.
+
+    Examples:
+        >>> hvd.start_timeline("timeline.json")
+        Traceback (most recent call last):
+        footplate.core.errors.ConfigError: hvd.start_timeline is not supported: use torch.profiler.profile, ...
     """
     raise ConfigError(
         "hvd.start_timeline is not supported: use torch.profiler.profile, which records the same, and more."
@@ -344,6 +467,11 @@ def stop_timeline() -> None:
 
     Raises:
         ConfigError: always.
+
+    Examples:
+        >>> hvd.stop_timeline()
+        Traceback (most recent call last):
+        footplate.core.errors.ConfigError: hvd.stop_timeline is not supported: use torch.profiler.profile, ...
     """
     raise ConfigError(
         "hvd.stop_timeline is not supported: use torch.profiler.profile, which records the same, and more."

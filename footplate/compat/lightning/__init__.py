@@ -9,8 +9,13 @@ A program that uses Lightning's classes imports nothing from here, with two exce
 `callbacks.py`, `loggers.py` and `tuner.py` translate one kind of object each.
 """
 
+from typing import TYPE_CHECKING
+
 from footplate.core.lazy_import import lazy
 
-__all__ = ["load_from_checkpoint"]  # pyright: ignore[reportUnsupportedDunderAll]
+if TYPE_CHECKING:
+    from footplate.compat.lightning.adapter import load_from_checkpoint as load_from_checkpoint
+
+__all__ = ["load_from_checkpoint"]
 
 __getattr__ = lazy(__name__, {"load_from_checkpoint": "footplate.compat.lightning.adapter"})

@@ -194,6 +194,23 @@ def load_from_checkpoint(
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete or of another model, or an argument of `__init__` is missing.
+
+    Examples:
+        >>> import lightning.pytorch as pl
+        >>> from footplate.compat.lightning import load_from_checkpoint
+        >>> class Net(pl.LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layer = torch.nn.Linear(4, 1)
+        ...
+        ...     def training_step(self, batch, batch_idx):
+        ...         return self.layer(batch[0]).square().mean()
+        ...
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+        >>> trainer = fp.Trainer(max_epochs=1)
+        >>> trainer.fit(Net(), train)
+        >>> net = load_from_checkpoint(Net, trainer.checkpoint_callback.best_model_path)
     """
     if hasattr(kind, "train_dataloader") and not hasattr(kind, "training_step"):
         return load_datamodule(kind, checkpoint_path, kwargs)

@@ -43,7 +43,29 @@ class Parser(cli.LightningArgumentParser):
 
 
 class LightningCLI(cli.LightningCLI):
-    """Lightning's `LightningCLI`; `trainer_class` is `footplate.Trainer` by default."""
+    """Lightning's `LightningCLI`; `trainer_class` is `footplate.Trainer` by default.
+
+    Examples:
+        >>> import lightning.pytorch as pl
+        >>> from footplate.compat.lightning.cli import LightningCLI
+        >>> class Net(pl.LightningModule):
+        ...     def __init__(self, width: int = 4):
+        ...         super().__init__()
+        ...         self.layer = torch.nn.Linear(width, 1)
+        ...
+        ...     def training_step(self, batch, batch_idx):
+        ...         return self.layer(batch[0]).square().mean()
+        ...
+        ...     def train_dataloader(self):
+        ...         return train
+        ...
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+        >>> words = ["fit", "--model.width=4", "--trainer.max_epochs=1"]
+        >>> cli = LightningCLI(Net, seed_everything_default=False, args=words)
+        >>> cli.trainer.global_step
+        8
+    """
 
     def __init__(
         self,

@@ -32,6 +32,12 @@ class SparkDatasetConverter:
 
     Raises:
         ConfigError: another `dtype`.
+
+    Examples:
+        >>> from footplate.compat.petastorm import SparkDatasetConverter
+        >>> converter = SparkDatasetConverter(fp.Table("flowers.parquet"))
+        >>> len(converter), converter.cache_dir_url
+        (8, '...flowers.parquet')
     """
 
     PARENT_CACHE_DIR_URL_CONF = "petastorm.spark.converter.parentCacheDirUrl"
@@ -133,6 +139,13 @@ def make_spark_converter(
 
     Raises:
         ConfigError: a size or a codec for data that isn't computed, or another `dtype`.
+
+    Examples:
+        >>> from footplate.compat.petastorm import make_spark_converter
+        >>> converter = make_spark_converter("flowers.parquet")  # or a Spark DataFrame
+        >>> with converter.make_torch_dataloader(batch_size=4, num_epochs=1) as loader:
+        ...     [batch["x"].shape for batch in loader]
+        [torch.Size([4, 4]), torch.Size([4, 4])]
     """
     options = (parquet_row_group_size_bytes, compression_codec)
     if options != (spark.ROW_GROUP_BYTES, None):
@@ -154,6 +167,11 @@ def register_delete_dir_handler(handler: Callable[[str], None] | None) -> None:
 
     Args:
         handler: takes the URL of a directory. None restores Footplate's own deletion.
+
+    Examples:
+        >>> from footplate.compat.petastorm import register_delete_dir_handler
+        >>> register_delete_dir_handler(lambda url: print("delete", url))
+        >>> register_delete_dir_handler(None)
     """
     spark.set_delete_directory(handler)
 

@@ -52,6 +52,12 @@ class BatchLoader:
         dtype: the type of floating-point columns, "float32" or "float64"; None keeps their types.
         schema: the Unischema of a table of encoded rows; None for a plain table.
         collate: makes a batch of a list of decoded rows.
+
+    Examples:
+        >>> from footplate.compat.petastorm import BatchLoader, make_spark_converter
+        >>> loader = make_spark_converter("flowers.parquet").make_torch_dataloader(batch_size=4, num_epochs=2)
+        >>> isinstance(loader, BatchLoader), len(loader)
+        (True, 4)
     """
 
     def __init__(
@@ -170,6 +176,12 @@ class DataLoader(BatchLoader):
 
     Raises:
         ConfigError: a setting that would change the batches, or rows to be mixed of a reader that keeps their order.
+
+    Examples:
+        >>> from footplate.compat.petastorm import DataLoader, make_batch_reader
+        >>> with DataLoader(make_batch_reader("flowers.parquet"), batch_size=4) as loader:
+        ...     [batch["x"].shape for batch in loader]
+        [torch.Size([4, 4]), torch.Size([4, 4])]
     """
 
     def __init__(
@@ -196,6 +208,7 @@ class DataLoader(BatchLoader):
 
 
 BatchedDataLoader = DataLoader
+"""Petastorm's other name for `DataLoader`."""
 
 
 class InMemBatchedDataLoader:
@@ -217,6 +230,13 @@ class InMemBatchedDataLoader:
     Raises:
         ConfigError: a reader of several epochs, or a setting that would change the batches.
         DataError: a column whose values have several shapes.
+
+    Examples:
+        >>> from footplate.compat.petastorm import InMemBatchedDataLoader, make_batch_reader
+        >>> reader = make_batch_reader("flowers.parquet")
+        >>> with InMemBatchedDataLoader(reader, batch_size=4, num_epochs=3, shuffle=True) as loader:
+        ...     len(list(loader))
+        6
     """
 
     def __init__(

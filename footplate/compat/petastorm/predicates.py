@@ -21,7 +21,20 @@ _BUCKETS = 2**63 - 1
 
 
 class PredicateBase:
-    """The two methods of a predicate."""
+    """The two methods of a predicate.
+
+    Examples:
+        >>> from footplate.compat.petastorm import PredicateBase, make_reader
+        >>> class Even(PredicateBase):
+        ...     def get_fields(self):
+        ...         return {"label"}
+        ...
+        ...     def do_include(self, values):
+        ...         return values["label"] % 2 == 0
+        >>> with make_reader("flowers.parquet", predicate=Even()) as reader:
+        ...     sorted({int(row.label) for row in reader})
+        [0, 2]
+    """
 
     def get_fields(self) -> set[str]:
         """The columns that `do_include` needs."""
@@ -48,7 +61,14 @@ def check_predicate(predicate: Any) -> None:
 
 
 class in_set(PredicateBase):
-    """Chooses rows whose value is one of `inclusion_values`."""
+    """Chooses rows whose value is one of `inclusion_values`.
+
+    Examples:
+        >>> from footplate.compat.petastorm import in_set, make_reader
+        >>> with make_reader("flowers.parquet", predicate=in_set({0, 2}, "label")) as reader:
+        ...     sorted({int(row.label) for row in reader})
+        [0, 2]
+    """
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_field: str) -> None:
         self._values, self._field = set(inclusion_values), predicate_field
@@ -63,7 +83,14 @@ class in_set(PredicateBase):
 
 
 class in_intersection(PredicateBase):
-    """Chooses rows whose value, a collection, has at least one of `inclusion_values`."""
+    """Chooses rows whose value, a collection, has at least one of `inclusion_values`.
+
+    Examples:
+        >>> from footplate.compat.petastorm import in_intersection, make_reader
+        >>> with make_reader("flowers.parquet", predicate=in_intersection({0.125}, "x")) as reader:
+        ...     len(list(reader))
+        1
+    """
 
     def __init__(self, inclusion_values: Iterable[Any], predicate_list_field: str) -> None:
         self._values, self._field = set(inclusion_values), predicate_list_field
@@ -85,6 +112,13 @@ class in_lambda(PredicateBase):
         predicate_fields: the columns, in the order of the function's arguments.
         predicate_func: the function.
         state_arg: the function's last argument; None for no such argument.
+
+    Examples:
+        >>> from footplate.compat.petastorm import in_lambda, make_reader
+        >>> chosen = in_lambda(["label", "x"], lambda label, x: label != 1 and x[0] < 0.5)
+        >>> with make_reader("flowers.parquet", predicate=chosen) as reader:
+        ...     len(list(reader))
+        3
     """
 
     def __init__(
@@ -105,7 +139,14 @@ class in_lambda(PredicateBase):
 
 
 class in_negate(PredicateBase):
-    """Chooses rows that another predicate leaves out."""
+    """Chooses rows that another predicate leaves out.
+
+    Examples:
+        >>> from footplate.compat.petastorm import in_negate, in_set, make_reader
+        >>> with make_reader("flowers.parquet", predicate=in_negate(in_set({0}, "label"))) as reader:
+        ...     sorted({int(row.label) for row in reader})
+        [1, 2]
+    """
 
     def __init__(self, predicate: PredicateBase) -> None:
         self._predicate = predicate
@@ -120,7 +161,15 @@ class in_negate(PredicateBase):
 
 
 class in_reduce(PredicateBase):
-    """Chooses rows by several predicates: `reduce_func`, such as `all` or `any`, gets the list of their answers."""
+    """Chooses rows by several predicates: `reduce_func`, such as `all` or `any`, gets the list of their answers.
+
+    Examples:
+        >>> from footplate.compat.petastorm import in_intersection, in_reduce, in_set, make_reader
+        >>> both = in_reduce([in_set({0}, "label"), in_intersection({0.0}, "x")], all)
+        >>> with make_reader("flowers.parquet", predicate=both) as reader:
+        ...     len(list(reader))
+        1
+    """
 
     def __init__(self, predicate_list: Collection[PredicateBase], reduce_func: Callable[[list[bool]], bool]) -> None:
         self._predicates, self._reduce = list(predicate_list), reduce_func
@@ -141,6 +190,16 @@ class in_pseudorandom_split(PredicateBase):
         fraction_list: the parts' shares, such as `[0.8, 0.2]`.
         subset_index: the number of the part, from 0.
         predicate_field: the column to hash.
+
+    Examples:
+        >>> from footplate.compat.petastorm import in_pseudorandom_split, make_reader
+        >>> parts = [in_pseudorandom_split([0.8, 0.2], number, "x") for number in (0, 1)]
+        >>> counts = []
+        >>> for part in parts:
+        ...     with make_reader("flowers.parquet", predicate=part) as reader:
+        ...         counts.append(len(list(reader)))
+        >>> sum(counts)
+        8
     """
 
     def __init__(self, fraction_list: Sequence[float], subset_index: int, predicate_field: str) -> None:

@@ -49,6 +49,13 @@ class Reader:
         schema: the table's Unischema; None for columns as they are stored.
         dtype: the type of floating-point columns, "float32" or "float64"; None keeps their types.
         workers: the number of threads of the transform.
+
+    Examples:
+        >>> from footplate.compat.petastorm import make_reader
+        >>> with make_reader("flowers.parquet", shuffle_row_groups=False) as reader:
+        ...     row = next(reader)
+        >>> row.x, int(row.label)
+        (array([0., 0., 0., 0.], dtype=float32), 0)
     """
 
     def __init__(
@@ -172,6 +179,12 @@ def make_batch_reader(
     Raises:
         DataError: several places, a place that is not a table, or a filter that doesn't fit the table.
         ConfigError: a setting that would change the rows.
+
+    Examples:
+        >>> from footplate.compat.petastorm import make_batch_reader
+        >>> with make_batch_reader("flowers.parquet", schema_fields=["label"], filters=[("label", ">", 0)]) as reader:
+        ...     [batch.label.shape for batch in reader]
+        [(5,)]
     """
     return _reader(
         "make_batch_reader", dataset_url_or_urls, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count,
@@ -196,6 +209,12 @@ def make_reader(
 
     The values of a table that Petastorm's `materialize_dataset` wrote are decoded: they have the types and shapes of its
     Unischema. A `TransformSpec` then gets a dict of one row.
+
+    Examples:
+        >>> from footplate.compat.petastorm import make_reader
+        >>> with make_reader("flowers.parquet", num_epochs=2) as reader:
+        ...     sum(int(row.label) for row in reader)
+        14
     """
     return _reader(
         "make_reader", dataset_url, schema_fields, num_epochs, shuffle_row_groups, cur_shard, shard_count,

@@ -63,7 +63,14 @@ def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def decimal_friendly_collate(batch: Sequence[Any]) -> Any:
-    """Torch's `default_collate` for rows with Decimals: these stay a list (a tuple, in rows that are sequences)."""
+    """Torch's `default_collate` for rows with Decimals: these stay a list (a tuple, in rows that are sequences).
+
+    Examples:
+        >>> from decimal import Decimal
+        >>> from footplate.compat.petastorm import decimal_friendly_collate
+        >>> decimal_friendly_collate([{"label": 1, "price": Decimal("2.50")}, {"label": 2, "price": Decimal("3.10")}])
+        {'label': tensor([1, 2]), 'price': [Decimal('2.50'), Decimal('3.10')]}
+    """
     first = batch[0]
     if isinstance(first, Decimal):
         return batch

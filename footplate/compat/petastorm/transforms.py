@@ -30,6 +30,16 @@ class TransformSpec:
             `edit_field`. Values get this type, and a value of another shape is an error.
         removed_fields: columns that are left out after the function.
         selected_fields: the only columns that remain after the function, in this order.
+
+    Examples:
+        >>> from footplate.compat.petastorm import TransformSpec, make_batch_reader
+        >>> def halve(frame):
+        ...     frame["half"] = frame["label"] / 2
+        ...     return frame
+        >>> spec = TransformSpec(halve, edit_fields=[("half", "float32", (), False)], removed_fields=["x"])
+        >>> with make_batch_reader("flowers.parquet", transform_spec=spec, shuffle_row_groups=False) as reader:
+        ...     next(reader).half
+        array([0. , 0.5, 1. , 0. , 0.5, 1. , 0. , 0.5], dtype=float32)
     """
 
     func: Callable[[Any], Any] | None = None
@@ -39,7 +49,12 @@ class TransformSpec:
 
 
 def edit_field(name: str, numpy_dtype: Any, shape: tuple[int | None, ...], nullable: bool = False) -> tuple[Any, ...]:
-    """Describe a column for `TransformSpec(edit_fields=…)`."""
+    """Describe a column for `TransformSpec(edit_fields=…)`.
+
+    Examples:
+        >>> from footplate.compat.petastorm import TransformSpec, edit_field
+        >>> spec = TransformSpec(edit_fields=[edit_field("half", "float32", ())])
+    """
     return name, numpy_dtype, shape, nullable
 
 

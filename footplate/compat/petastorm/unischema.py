@@ -29,7 +29,14 @@ from footplate.core.optional import require
 
 @dataclass(frozen=True)
 class ScalarCodec:
-    """A scalar, stored in a column of a Spark type."""
+    """A scalar, stored in a column of a Spark type.
+
+    Examples:
+        >>> import numpy as np
+        >>> from footplate.compat.petastorm import ScalarCodec, UnischemaField
+        >>> print(UnischemaField("label", np.int32, (), ScalarCodec()).decode(3))
+        3
+    """
 
     spark_type: Any = None
 
@@ -40,7 +47,17 @@ class ScalarCodec:
 
 @dataclass(frozen=True)
 class NdarrayCodec:
-    """An array, stored as the bytes of a .npy file."""
+    """An array, stored as the bytes of a .npy file.
+
+    Examples:
+        >>> import io
+        >>> import numpy as np
+        >>> from footplate.compat.petastorm import NdarrayCodec, UnischemaField
+        >>> file = io.BytesIO()
+        >>> np.save(file, np.zeros((2, 4), np.float32))
+        >>> UnischemaField("boxes", np.float32, (None, 4), NdarrayCodec()).decode(file.getvalue()).shape
+        (2, 4)
+    """
 
     def decode(self, field: UnischemaField, value: bytes) -> np.ndarray:
         """Read the array. An array of Python objects is refused, because only pickle could read it."""
@@ -49,7 +66,17 @@ class NdarrayCodec:
 
 @dataclass(frozen=True)
 class CompressedNdarrayCodec:
-    """An array, stored as the bytes of a compressed .npz file under the name `arr`."""
+    """An array, stored as the bytes of a compressed .npz file under the name `arr`.
+
+    Examples:
+        >>> import io
+        >>> import numpy as np
+        >>> from footplate.compat.petastorm import CompressedNdarrayCodec, UnischemaField
+        >>> file = io.BytesIO()
+        >>> np.savez_compressed(file, arr=np.zeros((2, 4), np.float32))
+        >>> UnischemaField("boxes", np.float32, (None, 4), CompressedNdarrayCodec()).decode(file.getvalue()).shape
+        (2, 4)
+    """
 
     def decode(self, field: UnischemaField, value: bytes) -> np.ndarray:
         """Read the array. An array of Python objects is refused, because only pickle could read it."""
@@ -59,7 +86,18 @@ class CompressedNdarrayCodec:
 
 @dataclass(frozen=True)
 class CompressedImageCodec:
-    """A grey image (height, width) or RGB image (height, width, 3), stored as the bytes of a PNG or JPEG file."""
+    """A grey image (height, width) or RGB image (height, width, 3), stored as the bytes of a PNG or JPEG file.
+
+    Examples:
+        >>> import io
+        >>> import numpy as np
+        >>> from PIL import Image
+        >>> from footplate.compat.petastorm import CompressedImageCodec, UnischemaField
+        >>> file = io.BytesIO()
+        >>> Image.new("RGB", (8, 4)).save(file, "png")
+        >>> UnischemaField("image", np.uint8, (4, 8, 3), CompressedImageCodec("png")).decode(file.getvalue()).shape
+        (4, 8, 3)
+    """
 
     image_codec: str = "png"
     quality: int = 80
@@ -80,6 +118,12 @@ class UnischemaField(NamedTuple):
         shape: the shape of a value: () for a scalar, None for a dimension of any size.
         codec: reads a stored value; None for a value that Parquet has a type for.
         nullable: True if a value may be None.
+
+    Examples:
+        >>> import numpy as np
+        >>> from footplate.compat.petastorm import UnischemaField
+        >>> UnischemaField("size", np.float32, (2,)).decode([1.5, 2.5])
+        array([1.5, 2.5], dtype=float32)
     """
 
     name: str
@@ -133,6 +177,13 @@ class Unischema:
     Args:
         name: the schema's name.
         fields: the columns.
+
+    Examples:
+        >>> import numpy as np
+        >>> from footplate.compat.petastorm import ScalarCodec, Unischema, UnischemaField
+        >>> schema = Unischema("Flowers", [UnischemaField("label", np.int32, (), ScalarCodec())])
+        >>> print(schema.label.decode(3))
+        3
     """
 
     def __init__(self, name: str, fields: Iterable[UnischemaField]) -> None:
