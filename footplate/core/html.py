@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import PurePath
+from urllib.parse import quote
 
 _LEFT = ' style="text-align: left"'
 
@@ -50,6 +52,11 @@ def notes(sentences: Iterable[str]) -> str:
 def preformatted(text: str) -> str:
     """Keep the spaces and the line breaks of a text."""
     return f"<pre>{escape(text)}</pre>" if text else ""
+
+
+def link(path: PurePath) -> str:
+    """Link to a file. A notebook opens a relative path from its own folder."""
+    return f'<a href="{quote(path.as_posix())}" target="_blank">{escape(str(path))}</a>'
 
 
 def progress(done: float, total: float) -> str:

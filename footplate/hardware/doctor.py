@@ -1,7 +1,7 @@
 """`footplate doctor`: a report on this machine, its packages and its accelerators, with problems and advice.
 
     examine()            →  Report       reads only, and wakes no GPU
-    to_dict(report)      →  plain data   for --json
+    to_dict(report)      →  plain data   for --format json|yaml
     page(report)         →  for a terminal
 
 The report holds facts (machine, packages, accelerators) and two kinds of conclusions: problems that prevent all training,
@@ -198,7 +198,7 @@ def _gain_of(name: str) -> float | None:
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """Convert the report to plain data, for `footplate doctor --json`."""
+    """Convert the report to plain data, for `footplate doctor --format json`."""
     plain = asdict(report)
     for entry, accelerator in zip(plain["accelerators"], report.accelerators, strict=True):
         entry["usable"] = accelerator.usable

@@ -9,10 +9,11 @@ reason. So a broken package appears in `footplate doctor` and affects nothing el
 from __future__ import annotations
 
 import warnings
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 import torch
 
+from footplate.core.entry_points import entry_points
 from footplate.core.errors import ConfigError, did_you_mean
 from footplate.hardware.base import Accelerator, Device
 from footplate.hardware.cpu import CPU
@@ -57,7 +58,7 @@ class BrokenPlugin(Accelerator):
 
 def accelerators() -> list[Accelerator]:
     """List all known accelerators, usable or not, in `"auto"`'s order of preference."""
-    known = [kind() for kind in _BUILT_IN.values()] + [_load(entry) for entry in entry_points(group=GROUP)]
+    known = [kind() for kind in _BUILT_IN.values()] + [_load(entry) for entry in entry_points(GROUP)]
     return sorted(known, key=lambda accelerator: -accelerator.priority)
 
 
@@ -125,11 +126,11 @@ def _any_gpu() -> Accelerator:
 def _by_name(name: str) -> Accelerator:
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
-    entries = entry_points(group=GROUP)
+    entries = entry_points(GROUP)
     for entry in entries:
         if entry.name.lower() == name:
             return _load(entry)
-    known = {"auto", "gpu", *_BUILT_IN, *entries.names}
+    known = {"auto", "gpu", *_BUILT_IN, *(entry.name for entry in entries)}
     raise ConfigError(f'accelerator="{name}": no accelerator has this name. {did_you_mean(name, known)}')
 
 

@@ -26,7 +26,6 @@ messages (`wire.py`), and the end of the stream means that it is gone:
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import os
@@ -49,6 +48,7 @@ from footplate.core.stacks import answering
 from footplate.hardware.machine import usable_cores
 from footplate.launch import failure, payload, script, wire, worker
 from footplate.launch.process_state import ProcessState
+from footplate.launch.program_end import end_program, exit_code, flush_streams
 from footplate.launch.rendezvous import host_store
 from footplate.launch.worker_group import Report
 
@@ -115,7 +115,7 @@ def main(spec: WorkerSpec, fds: list[int]) -> NoReturn:
         if call is not None:
             _redirect(*fds[1:3])
             worker.called_again()
-    _exit(code)
+    end_program(code)
 
 
 def _prepare(call: Call, spec: WorkerSpec) -> None:
@@ -136,7 +136,7 @@ def _serve(
     """Call the function in an attempt, and report; return the exit code."""
     report = _run(payload_fd, report_fd, store, call.rank, kept_alive, link)
     os.close(report_fd)
-    _flush()
+    flush_streams()
     link.report()
     # Other ranks may still need the store that this process hosts.
     if store and report.kind not in ("raised", "exit"):
@@ -162,7 +162,7 @@ def _is_clean(state: ProcessState, kept_alive: list[Any], link: SupervisorLink) 
         remains = f"its state can't be brought back: {type(error).__name__}: {error}"
     if remains:
         print(f"A new process takes the place of this one: {remains}.", file=sys.stderr)
-    _flush()
+    flush_streams()
     return not remains
 
 
@@ -266,7 +266,7 @@ def _run(
         kept_alive.extend(host_store(fd) for fd in store)
         value = _unpack(payload_fd)()
     except SystemExit as end:
-        code = _exit_code(end)
+        code = exit_code(end)
         kind = "left" if code == 0 else "stopped" if code in STOPPED else "exit"
         return _write_report(report_fd, Report(kind, time.monotonic(), code), None)
     except KeyboardInterrupt:
@@ -317,13 +317,6 @@ def _write_report(report_fd: int, report: Report, value: Any) -> Report:
     return report
 
 
-def _exit_code(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return (end.code or 0) & 0xFF
-    print(end.code, file=sys.stderr)
-    return 1
-
-
 def _open_streams() -> None:
     """Make standard streams that are written line by line. Standard input is empty."""
     null = os.open(os.devnull, os.O_RDONLY)
@@ -356,20 +349,3 @@ def _share_cores() -> None:
     if "torch" in sys.modules and "OMP_NUM_THREADS" not in os.environ:
         cores, workers = int(usable_cores()), int(os.environ["LOCAL_WORLD_SIZE"])
         sys.modules["torch"].set_num_threads(max(1, cores // workers))
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-
-
-def _exit(code: int) -> NoReturn:
-    """End as an interpreter would, but don't tear down modules, where native libraries tend to crash."""
-    for finish in (threading._shutdown, atexit._run_exitfuncs):  # pyright: ignore[reportAttributeAccessIssue]
-        try:
-            finish()
-        except BaseException:
-            traceback.print_exc()
-    _flush()
-    os._exit(code)

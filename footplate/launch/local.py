@@ -86,7 +86,7 @@ class Caller:
 
     Attributes:
         argv: the arguments of its script.
-        path: where it finds modules, as absolute paths.
+        path: where it finds modules, as absolute paths. Symbolic links stay, so that a module's file has one name.
         directory: its current directory; also a worker's, if the machine has it.
     """
 
@@ -97,7 +97,7 @@ class Caller:
     @classmethod
     def of_this_process(cls) -> Caller:
         """Describe the present process."""
-        return cls(list(sys.argv), [str(Path(entry or ".").resolve()) for entry in sys.path], str(Path.cwd()))
+        return cls(list(sys.argv), [str(Path(entry).absolute()) for entry in sys.path], str(Path.cwd()))
 
 
 class LocalWorkerGroup:

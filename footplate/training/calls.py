@@ -89,7 +89,7 @@ def fit(
     if call.ends_after_search:
         return
     if trainer.run.launch_id is None:
-        trainer.run.job_fit = job.next_fit()
+        trainer.run.job_fit, trainer.run.origin = job.next_fit()
     if trainer.run.placement.starts_ranks:
         _in_ranks(
             trainer, call, train_dataloaders=call.loaders, val_dataloaders=val_loaders, ckpt_path=call.ckpt_path

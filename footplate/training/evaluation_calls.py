@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from footplate.checkpoint.frozen_weights import fill_in
 from footplate.checkpoint.run_state import RunState
 from footplate.checkpoint.storage import Place
 from footplate.core.errors import ConfigError
@@ -132,7 +133,9 @@ def _prepare(run: Run, dataloaders: Any, ckpt_path: str | Place | None, is_new: 
     check_data(run, {stage: list(zip(loaders, limits, strict=True))})
     prepare_module(run)
     if state is not None:
-        RunState(run.module, run.seed).load_module(run.parallel.weight_parts(state, run.module), str(path))
+        state = run.parallel.weight_parts(state, run.module)
+        state = fill_in(state, run.module, str(path), run.parallel.whole)
+        RunState(run.module, run.seed).load_module(state, str(path))
     build_step(run)
     return loaders, limits
 

@@ -15,9 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from footplate.callbacks import ModelCheckpoint
+from footplate.checkpoint.frozen_weights import FrozenWeights, fill_in
+from footplate.checkpoint.optimizer_settings import settings_of
 from footplate.checkpoint.run_state import RunState
 from footplate.checkpoint.storage import Place
 from footplate.core import rng
+from footplate.core.errors import CheckpointError
 from footplate.core.hooks import overrides
 from footplate.core.hparams import hparams_to_log
 from footplate.distributed.resharing import part_of
@@ -35,6 +39,7 @@ from footplate.training.reloading import check_same_ranks, making_loaders, resum
 from footplate.training.resuming import call_load_hooks, find_on_all, named_checkpoint, read_checkpoint
 from footplate.training.saving import save_before_end, wait_for_save
 from footplate.training.step_setup import build_step, prepare_module
+from footplate.training.trial import TrialReports
 
 if TYPE_CHECKING:
     from footplate.training.run import LoaderPair, Run
@@ -73,9 +78,15 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     if loaded is not None:
         call_load_hooks(run, loaded)
     prepare_module(run)
+    assert run.state is not None
+    if not run.config.save_frozen_weights:
+        run.state.frozen_weights = FrozenWeights(run.module, run.parallel.whole)
     if loaded is not None:
         loaded = run.parallel.weight_parts(loaded, run.module)
+        loaded = fill_in(loaded, run.module, str(path), run.parallel.whole)
         _resume_module(run, loaded, str(path))
+        if run.state.frozen_weights is not None:
+            run.state.frozen_weights.loaded(loaded)
     _configure_training(run)
     for logger in run.recorders:
         logger.setup(run.run_dir, settings_to_log(run))
@@ -94,6 +105,14 @@ def fit(run: Run, train_dataloaders: Any, val_dataloaders: Any, ckpt_path: str |
     # Train.
     run.profiles = StepProfiles(run)
     loop = run.loop = TrainingLoop(run, loader, val_loaders)
+    for logger in run.recorders:
+        if isinstance(logger, TrialReports):
+            logger.watch(loop.has_trained)
+    if run.begins_from_origin and loop.has_trained():
+        raise CheckpointError(
+            f"{path} is at epoch {run.progress.epoch}, step {run.progress.global_step}: with "
+            f"max_epochs={run.config.max_epochs} and max_steps={run.config.max_steps}, nothing is left to train from there."
+        )
     if hooked:
         loop.make_loaders = functools.partial(_later_loaders, run, make)
     run.use_loader(loop.source)
@@ -150,9 +169,11 @@ def _configure_training(run: Run) -> None:
     """Make the optimizers, the schedulers and the step. From now on, the run state has them."""
     run.optimizers, run.lr_scheduler_configs = configure(run.module)
     check_optimizers(run)
+    settings = [settings_of(optimizer) for optimizer in run.optimizers]
     build_step(run)
     assert run.state is not None
     run.state.step, run.state.optimizers = run.step, run.optimizers
+    run.state.optimizer_settings = settings
     run.state.schedulers = [config.scheduler for config in run.lr_scheduler_configs]
 
 
@@ -178,21 +199,37 @@ def _loader_position(loaded: dict[str, Any] | None) -> dict[str, Any] | None:
 def _resume_module(run: Run, loaded: dict[str, Any], source: str) -> None:
     """Restore the weights, then callbacks, which may change the weights."""
     assert run.state is not None
-    run.state.load_module(loaded, source)
+    try:
+        run.state.load_module(loaded, source)
+    except CheckpointError as error:
+        if not run.begins_from_origin:
+            raise
+        raise CheckpointError(
+            f"{error} A training that begins from a checkpoint can have other hyperparameters, but not other shapes."
+        ) from error
     for callback in run.callbacks:
         if overrides(callback, "on_load_checkpoint"):
             callback.on_load_checkpoint(run.trainer, run.module, loaded)
-    run.state.load_callbacks(loaded)
-    run.state.load_loggers(loaded)
+    if not run.begins_from_origin:
+        run.state.load_callbacks(loaded)
+        run.state.load_loggers(loaded)
+        return
+
+    # The checkpoints, scores and records of the other training stay its own.
+    run.state.load_callbacks(loaded, but=(ModelCheckpoint,))
+    for part in (*run.callbacks, *run.recorders):
+        if isinstance(part, (ModelCheckpoint, TrialReports)):
+            part.begin_at(loaded["global_step"])
 
 
 def _resume_training(run: Run, loaded: dict[str, Any], source: str) -> None:
     """Restore the rest, after `on_fit_start`, where callbacks may still add parameter groups."""
     assert run.state is not None
-    run.state.load_training(loaded, source)
+    run.state.load_training(loaded, source, run.lr_scheduler_configs if run.begins_from_origin else None)
     if "rng" in loaded:
         rng.restore(loaded["rng"], run.device)
-    run.print(f"Continuing from {source} (epoch {run.progress.epoch + 1}, step {run.progress.global_step}).")
+    verb = "Beginning" if run.begins_from_origin else "Continuing"
+    run.print(f"{verb} from {source} (epoch {run.progress.epoch + 1}, step {run.progress.global_step}).")
     if loaded["footplate"].get("failed_in_step"):
         run.print(
             "This checkpoint was saved after a step had failed. It contains what that forward pass changed, such as the "

@@ -5,6 +5,9 @@ A job is started again when its machine or a process was lost. A program that do
 - The n-th call of `fit` in a later attempt continues from the newest checkpoint that the n-th call of an earlier attempt
   saved in the same directory, whatever `ckpt_path` is, as in a restart of `Trainer(devices=N)`. Without such a checkpoint,
   `ckpt_path` counts. So a program that fits several times must do so in the same order.
+- `FOOTPLATE_FROM_CHECKPOINT` names a checkpoint from which the first call of `fit` begins, whatever `ckpt_path` is. Unlike
+  a resumed run, it keeps its own hyperparameters (`checkpoint/optimizer_settings.py`). The trials of a tuning begin so.
+  Their later attempts continue from their own checkpoints. The variable works outside of a job, too.
 - Without `default_root_dir`, the run's directory is the job's, the same in each attempt. If the job's directory is in a
   bucket, the run's is `runs/NAME` on this machine, and checkpoints go into the bucket.
 """
@@ -20,10 +23,16 @@ from footplate.checkpoint.storage import Place, is_remote, to_place
 _fits = itertools.count(1)
 
 
-def next_fit() -> str | None:
-    """Return the name of a call of `fit`. A later attempt finds its checkpoints by it. None outside a job."""
-    job = os.environ.get("FOOTPLATE_JOB_ID")
-    return None if job is None else f"{job}/{next(_fits)}"
+def next_fit() -> tuple[str | None, str | None]:
+    """Count a call of `fit`.
+
+    Returns:
+        Its name, by which a later attempt finds its checkpoints; None outside a job. The checkpoint of another training
+        that it begins from; None without one.
+    """
+    job, number = os.environ.get("FOOTPLATE_JOB_ID"), next(_fits)
+    origin = os.environ.get("FOOTPLATE_FROM_CHECKPOINT") if number == 1 else None
+    return None if job is None else f"{job}/{number}", origin or None
 
 
 def identity() -> str | None:

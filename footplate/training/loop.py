@@ -18,6 +18,7 @@ import functools
 import itertools
 import logging
 import math
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -266,7 +267,7 @@ class TrainingLoop:
             self.validate()
         if self._by_step and step != steps_before:
             step_schedulers(run, "step", plateau=True)
-        if self._signals.received is not None and self._agreement.interrupted:
+        if self._signals.received is not None and self._agreement.interrupted and not self._may_finish():
             end_on_signal(run)
 
     def run_forward(self) -> None:
@@ -302,6 +303,20 @@ class TrainingLoop:
         if run.config.max_epochs not in (None, -1) and run.progress.epoch >= run.config.max_epochs:
             return True
         return self.stops_here() and not self._owes_an_end()
+
+    def _may_finish(self) -> bool:
+        """Return True if a signal leaves the run to end by itself: SIGTERM, after the last step and its validation.
+
+        Such a run saves and ends as fast as one that the signal ends, and needn't be continued.
+        """
+        return self._signals.received == signal.SIGTERM and self.has_trained()
+
+    def has_trained(self) -> bool:
+        """Return True if no batch is left to train. The end of the epoch may be."""
+        run, progress = self.run, self._progress
+        epochs = progress.epoch + (progress.batch_idx >= run.num_training_batches)
+        limit = run.config.max_epochs
+        return (limit is not None and limit != -1 and epochs >= limit) or self.stops_here()
 
     def _owes_an_end(self) -> bool:
         """Return True if the run was cut off after the last step of an epoch, before its validation, metrics and hooks."""

@@ -77,6 +77,7 @@ class Run:
         profiler: see `training/profiling.py`.
         launch_id: the launch of this process, if a trainer started it.
         job_fit: in a job, the name of this call of `fit`.
+        origin: the checkpoint of another training that this call of `fit` begins from; None without one.
         stage: the call.
         module: the module that runs.
         datamodule: the data module. None without one.
@@ -97,6 +98,7 @@ class Run:
         training_in_progress: `fit` has begun to train.
         has_validation: there is something to validate on.
         resumed_from: the checkpoint that the user chose to continue from. It isn't deleted.
+        begins_from_origin: this call begins from `origin`. False if it continues from a checkpoint of its own.
         optimizers: as the module configured them.
         step_optimizers: the same, for a module that optimises manually.
         lr_scheduler_configs: as the module configured them.
@@ -123,6 +125,7 @@ class Run:
     profiler: Any
     launch_id: str | None = None
     job_fit: str | None = None
+    origin: str | None = None
     stage: Stage | None = None
     module: Any = None
     datamodule: Any = None
@@ -146,6 +149,7 @@ class Run:
     training_in_progress: bool = field(init=False, default=False)
     has_validation: bool = field(init=False, default=False)
     resumed_from: Place | None = field(init=False, default=None)
+    begins_from_origin: bool = field(init=False, default=False)
     optimizers: list[torch.optim.Optimizer] = field(init=False, default_factory=list)
     step_optimizers: list[StepOptimizer] = field(init=False, default_factory=list)
     lr_scheduler_configs: list[SchedulerConfig] = field(init=False, default_factory=list)

@@ -55,6 +55,7 @@ class Call:
     Attributes:
         launch_id: a restart finds the checkpoints of this call by it.
         job_fit: a later attempt of a job finds the checkpoints of this call by it.
+        origin: the checkpoint of another training that this call begins from; None without one.
         config: the trainer's.
         callbacks: the trainer's.
         loggers: the trainer's.
@@ -66,6 +67,7 @@ class Call:
 
     launch_id: str
     job_fit: str | None
+    origin: str | None
     config: TrainerConfig
     callbacks: list[Any]
     loggers: list[Any]
@@ -138,8 +140,8 @@ def in_ranks(trainer: Trainer, method: str, module: Any, **arguments: Any) -> An
     """
     config = replace(trainer.config, seed=trainer.seed, default_root_dir=str(trainer.run_dir.absolute()))
     call = Call(
-        uuid.uuid4().hex, trainer.run.job_fit, config, trainer.own_callbacks, trainer.loggers, module, method, arguments,
-        logging.getLogger("footplate").getEffectiveLevel(),
+        uuid.uuid4().hex, trainer.run.job_fit, trainer.run.origin, config, trainer.own_callbacks, trainer.loggers, module,
+        method, arguments, logging.getLogger("footplate").getEffectiveLevel(),
     )  # fmt: skip
     with running(trainer.run):
         outcome = launch(
@@ -182,7 +184,7 @@ def _make(call: Call) -> Outcome | None:
     # torch keeps groups of sharded parameters. NCCL would have to be aborted.
     if trainer.accelerator.name == "cpu" and not trainer.parallel.sharded:
         worker.reusable(state.clean_up)
-    trainer.run.launch_id, trainer.run.job_fit = call.launch_id, call.job_fit
+    trainer.run.launch_id, trainer.run.job_fit, trainer.run.origin = call.launch_id, call.job_fit, call.origin
     trainer.own_callbacks, trainer.loggers = call.callbacks, call.loggers
     trainer.show_callbacks(call.callbacks)
     logging.basicConfig(format="%(message)s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from footplate.core import html
 
 HOSTILE = "<script>alert('1')</script>\"&"
@@ -14,10 +16,11 @@ def test_every_text_is_escaped():
         html.grid([HOSTILE], [[HOSTILE]]),
         html.notes([HOSTILE]),
         html.preformatted(HOSTILE),
+        html.link(PurePath(HOSTILE)),
     )
     text = html.card(HOSTILE, *parts)
     assert "<script" not in text
-    assert text.count(ESCAPED) == 7
+    assert text.count(ESCAPED) == 8
 
 
 def test_values_that_are_missing_have_no_line():

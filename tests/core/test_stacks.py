@@ -79,8 +79,8 @@ def until(condition: Callable[[], object], within_s: float = 60) -> None:
 
 def test_a_process_answers_with_all_threads_and_no_values(start: Start) -> None:
     pid = start("threading.Thread(target=time.sleep, args=(300,), name='feeds').start(); time.sleep(300)", RANK="3")
-    # A loaded machine may need more time than half a second for an answer.
-    until(lambda: asked(pid).source == "answer")
+    # A loaded machine may need time for an answer, and to begin the thread.
+    until(lambda: [frame.function for frame in asked(pid).main][:1] == ["hang"])
     process = asked(pid)
 
     assert process.source == "answer"

@@ -1,6 +1,6 @@
 """A real package that adds accelerators, installed for these tests and used from a process of its own.
 
-One test starts a fresh interpreter. The processes of the others are forks of one that has imported torch (`forks.py`).
+One test starts a fresh interpreter. The processes of the others are forks of one that has imported torch (`template.py`).
 """
 
 import json
@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forks
 import pytest
+import template
 
 PLUGIN = Path(__file__).parent / "plugin"
 
@@ -31,13 +31,9 @@ def run(installed, tmp_path):
     def run(script: str):
         file = tmp_path / "script.py"
         file.write_text(f"import sys\nsys.path.insert(0, {str(installed)!r})\n{script}")
-        process = forks.start([file], os.environ, cwd=tmp_path)
-        try:
-            output, error = process.communicate(timeout=120)
-        finally:
-            process.kill()
-        assert process.returncode == 0, error
-        return json.loads(output.splitlines()[-1])
+        done = template.run(file, cwd=tmp_path, packages=template.WITH_JAX, timeout_s=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
 
     return run
 

@@ -11,8 +11,8 @@ import footplate as fp
 from footplate.launch import worker
 
 STEPS = 36
-# What each worker that trains would import for itself, in two seconds.
-TRAINING = ("footplate.training.trainer", "footplate.distributed.ddp", "torch._dynamo")
+# What each worker that trains would import for itself.
+TRAINING = ("footplate.training.trainer", "footplate.distributed.ddp")
 
 
 def train(directory: Path, pause_s: float) -> int:

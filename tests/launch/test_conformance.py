@@ -3,6 +3,10 @@
 To add a backend, add a function to `BACKENDS` that makes a backend. All machines of a backend are this machine, so
 processes are found by their ids and files by their paths.
 
+The engine of a cluster only starts, loses and ends agents (`cluster/placement.py`). What the supervisor and its workers say
+to each other goes over the agents' own connections, whichever the engine is. So tests that are only about that run on
+`processes`, whose agents no engine starts (`without_engine`).
+
 Launches whose work doesn't use torch preload nothing: on a cluster, each launch has fork servers of its own.
 """
 
@@ -55,6 +59,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 WITHOUT_ENGINE = ("local", "processes")
 ONCE = Restarts(max_restarts=0)
 ENGINE = (pytest.mark.engine, pytest.mark.slow)
+ON_ONE_MACHINE = ("local", "spark")
 SLOTS = 2  # the least number of slots of each backend
 
 
@@ -63,6 +68,12 @@ SLOTS = 2  # the least number of slots of each backend
     params=[pytest.param(name, marks=() if name in WITHOUT_ENGINE else ENGINE) for name in BACKENDS],
 )
 def backend(request) -> Backend:
+    return BACKENDS[request.param]()
+
+
+@pytest.fixture(scope="module", params=WITHOUT_ENGINE)
+def without_engine(request) -> Backend:
+    """A backend whose agents, if it has any, are started without an engine."""
     return BACKENDS[request.param]()
 
 
@@ -88,7 +99,7 @@ def test_it_says_what_it_is_and_how_much_it_holds(backend):
 
 @pytest.fixture(scope="module")
 def result(backend: Backend, caller: Path) -> tuple[int, list[dict[str, Any]]]:
-    """The result of a launch by `caller`: the rank that returned it, and what each rank has seen."""
+    """The result of a runner in `caller`: the rank that returned it, and what each rank has seen."""
     from of_the_user import answer
 
     def work(a, b, answer):
@@ -103,9 +114,11 @@ def result(backend: Backend, caller: Path) -> tuple[int, list[dict[str, Any]]]:
         }  # fmt: skip
         each = [None] * 2
         dist.all_gather_object(each, sees)
+        time.sleep(0.3 * rank())  # the value is not that of the rank that ends last
         return rank(), each
 
-    return launch(work, 3, 4, answer, world_size=2, backend=backend, env={"GREETING": "hello"})
+    runner = fp.Runner(np=2, backend=backend, env={"GREETING": "hello"})
+    return runner.run(work, 3, b=4, answer=answer)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +134,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.modules.pop("of_the_user", None)
 
 
-def test_rank_0s_result_comes_home(result):
+def test_a_runner_takes_it_and_rank_0s_result_comes_home(result):
     returned_by, each = result
     assert returned_by == 0
     assert [sees["sum"] for sees in each] == [7, 7]
@@ -136,7 +149,7 @@ def test_a_worker_imports_what_the_caller_can(result):
     assert [sees["answer"] for sees in result[1]] == [42, 42]
 
 
-def test_the_ranks_meet_and_each_knows_its_place(result):
+def test_the_ranks_meet_and_each_knows_its_place(backend, result):
     assert [sees["total"] for sees in result[1]] == [3.0, 3.0]
     environments = [sees["environment"] for sees in result[1]]
     assert [(one["RANK"], one["WORLD_SIZE"], one["FOOTPLATE_ATTEMPT"], one["GREETING"]) for one in environments] == [
@@ -144,6 +157,7 @@ def test_the_ranks_meet_and_each_knows_its_place(result):
         ("1", "2", "0", "hello"),
     ]
     hosts = {one["GROUP_RANK"] for one in environments}
+    assert hosts == ({"0"} if backend.name in ON_ONE_MACHINE else {"0", "1"})
     for one in environments:
         assert int(one["LOCAL_RANK"]) < int(one["LOCAL_WORLD_SIZE"]) == 2 // len(hosts)
     assert "GREETING" not in os.environ
@@ -154,11 +168,6 @@ def test_each_task_finds_the_cluster_and_its_role(result):
     assert first["cluster"] == second["cluster"]
     assert len({*first["cluster"]["chief"], *first["cluster"]["worker"]}) == 2
     assert (first["task"]["type"], second["task"]["type"]) == ("chief", "worker")
-
-
-def test_a_runner_takes_it(backend):
-    runner = fp.Runner(np=2, backend=backend, env={"GREETING": "hello"})
-    assert runner.run(lambda scale: scale * int(os.environ["WORLD_SIZE"]), scale=21) == 42
 
 
 def test_an_exception_comes_home_with_the_workers_traceback(backend):
@@ -177,7 +186,7 @@ def test_an_exception_comes_home_with_the_workers_traceback(backend):
     assert "in innermost" in raised.value.__notes__[0]
 
 
-def test_a_rank_that_ends_before_the_ranks_have_met_is_named(backend):
+def test_a_rank_that_ends_before_the_ranks_have_met_is_named(without_engine):
     def work():
         if rank() == 1:
             os._exit(3)
@@ -185,15 +194,15 @@ def test_a_rank_that_ends_before_the_ranks_have_met_is_named(backend):
 
     restarts = Restarts(max_restarts=0, peers_grace_s=0.3)
     with pytest.raises(LaunchError, match="rank 1 ended with exit code 3 in attempt 0"):
-        launch(work, world_size=2, backend=backend, restarts=restarts)
+        launch(work, world_size=2, backend=without_engine, restarts=restarts)
 
 
-def test_a_mistake_of_the_user_is_not_tried_again(backend):
+def test_a_mistake_of_the_user_is_not_tried_again(without_engine):
     def work():
         raise DataError(f"said in attempt {attempt()}")
 
     with pytest.raises(DataError, match="said in attempt 0"):
-        launch(work, world_size=2, backend=backend, preload=())
+        launch(work, world_size=2, backend=without_engine, preload=())
 
 
 def test_output_comes_with_its_rank_and_is_kept_whole(backend, tmp_path, quick_but_patient, capsys):
@@ -213,7 +222,7 @@ def test_output_comes_with_its_rank_and_is_kept_whole(backend, tmp_path, quick_b
     assert "ValueError: of rank 1\n" in files["attempt-0/rank-1.log"]
 
 
-def test_a_line_appears_while_the_work_goes_on(backend, tmp_path, monkeypatch):
+def test_a_line_appears_while_the_work_goes_on(without_engine, tmp_path, monkeypatch):
     seen = tmp_path / "seen"
 
     class Stream:
@@ -234,7 +243,7 @@ def test_a_line_appears_while_the_work_goes_on(backend, tmp_path, monkeypatch):
         return seen.exists()
 
     monkeypatch.setattr(sys, "stdout", Stream())
-    assert launch(work, seen, world_size=1, backend=backend, preload=())
+    assert launch(work, seen, world_size=1, backend=without_engine, preload=())
 
 
 def test_after_kill_9_of_a_worker_all_are_started_again(backend, quick, said):
@@ -252,7 +261,7 @@ def test_after_kill_9_of_a_worker_all_are_started_again(backend, quick, said):
         assert f"rank {victim} was killed by SIGKILL in attempt {victim}; {begins}" in said.text
 
 
-def test_restarts_come_to_an_end(backend):
+def test_restarts_come_to_an_end(without_engine):
     def work():
         progressed()
         if rank() == 1:
@@ -261,16 +270,16 @@ def test_restarts_come_to_an_end(backend):
 
     restarts = Restarts(max_restarts=1, peers_grace_s=0.3)
     with pytest.raises(LaunchError, match=r"rank 1 was killed by SIGKILL in attempt 1 \(max_restarts=1 is used up\)"):
-        launch(work, world_size=2, backend=backend, restarts=restarts, preload=())
+        launch(work, world_size=2, backend=without_engine, restarts=restarts, preload=())
 
 
-def test_a_frozen_rank_is_found(backend, quick, said):
+def test_a_frozen_rank_is_found(without_engine, quick, said):
     def work():
         if attempt() == 0 and rank() == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         return attempt()
 
-    assert launch(work, world_size=2, backend=backend, restarts=quick, heartbeat_timeout_s=2, preload=()) == 1
+    assert launch(work, world_size=2, backend=without_engine, restarts=quick, heartbeat_timeout_s=2, preload=()) == 1
     assert re.search(r"rank 1 gave no sign of life for \d+ s", said.text)
 
 

@@ -78,6 +78,23 @@ def test_a_worker_finds_its_place_in_the_environment():
     assert "GREETING" not in os.environ
 
 
+def test_a_worker_finds_modules_by_the_callers_names_of_folders(tmp_path, monkeypatch):
+    """A folder of packages may be behind a symbolic link. Its modules aren't the user's own ones then."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "linked_module.py").touch()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.syspath_prepend(tmp_path / "link")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+
+    def work():
+        import linked_module
+
+        return linked_module.__file__, sys.path[0]
+
+    assert launch(work, world_size=1, preload=()) == (str(tmp_path / "link" / "linked_module.py"), str(tmp_path))
+
+
 def test_a_large_result_and_much_output_come_home(capsys):
     def work():
         for number in range(20_000):

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process_placement import rank
 from ray_nodes import PROGRAM, SMALL, V100, ray_nodes
-from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, LaunchError
 from footplate.launch import Restarts, launch, worker
@@ -26,6 +25,7 @@ from footplate.launch.backends import Cluster, named
 from footplate.launch.cluster.ray import RayPlacement, slots_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
@@ -49,20 +49,6 @@ def on(**needs) -> Cluster:
     return Cluster(RayPlacement(**needs))
 
 
-def test_ranks_on_two_nodes_meet_and_rank_0s_value_comes_home(cluster, capsys):
-    def work(factor):
-        dist.init_process_group("gloo")
-        seen = [None] * 2
-        names = ("RANK", "LOCAL_RANK", "GROUP_RANK")
-        dist.all_gather_object(seen, [os.environ[name] for name in names])
-        print("of rank", rank())
-        return rank(), factor, seen
-
-    outcome = launch(work, 21, world_size=2, backend=on(strategy="STRICT_SPREAD"))
-    assert outcome == (0, 21, [["0", "0", "0"], ["1", "0", "1"]])
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] of rank 0", "[rank 1] of rank 1"]
-
-
 def test_ranks_on_one_node_share_it(cluster):
     def work():
         return os.environ["LOCAL_WORLD_SIZE"], os.getppid()
@@ -79,6 +65,16 @@ def test_slots_follow_from_what_a_worker_needs_and_how_workers_are_placed(cluste
     assert RayPlacement(resources=V100).slots() == 1
     assert RayPlacement(num_gpus=1).slots() == 0
     assert named("ray", {"num_cpus": 4}).slots() == 0
+
+
+def test_the_benchmark_compares_launches_with_ray_train(cluster, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import launch_ray
+
+    rows, ratios = launch_ray.compare([2], rounds=1)
+    assert set(ratios) == {"ray_vs_ray_train_2", "ray_returned_vs_ray_train_2"}
+    assert [row["name"] for row in rows] == ["footplate on Ray, 2 workers", "Ray Train, 2 workers"]
+    assert all(0 < run["first_s"] <= run["returned_s"] for row in rows for run in row["rounds"])
 
 
 @given(st.integers(0, 64), st.integers(1, 8), st.integers(1, 50))
@@ -115,17 +111,18 @@ def test_a_group_that_finds_no_free_resources_in_time_is_refused(cluster, tmp_pa
         while not (tmp_path / "enough").exists():
             time.sleep(0.05)
 
-    holder = threading.Thread(target=lambda: launch(hold, world_size=1, backend=on(), preload=()))
+    whole_node = {"num_cpus": 2, "strategy": "STRICT_SPREAD"}
+    holder = threading.Thread(target=lambda: launch(hold, world_size=1, backend=on(**whole_node), preload=()))
     holder.start()
     while not (tmp_path / "held").exists():
         time.sleep(0.05)
     with pytest.raises(
-        LaunchError, match=r"no free resources in time. 4 worker\(s\) of CPU 1 need more than is free now: CPU 3"
+        LaunchError, match=r"no free resources in time. 2 worker\(s\) of CPU 2.* need more than is free now: CPU 2"
     ):
-        launch(print, world_size=4, backend=on(wait_s=1), preload=())
+        launch(print, world_size=2, backend=on(**whole_node, wait_s=1), preload=())
     (tmp_path / "enough").touch()
     holder.join()
-    assert launch(lambda: "now", world_size=4, backend=on(), preload=()) == "now"
+    assert launch(lambda: "now", world_size=2, backend=on(**whole_node), preload=()) == "now"
 
 
 @pytest.mark.parametrize(

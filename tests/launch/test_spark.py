@@ -15,15 +15,13 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from coming_and_going import wait_for_world_size, work
 from cut_off import STEPS, TRAINING, assert_no_trace, steps, train
 from launched import gone, runs
 from sessions import end_spark_session, spark_session
-from torch import distributed as dist
 
 from footplate.core.errors import ConfigError, LaunchError
-from footplate.launch import launch, worker
+from footplate.launch import launch
 from footplate.launch.backends import Cluster, connected_cluster
 from footplate.launch.cluster import spark
 from footplate.launch.cluster.agent import AgentCall
@@ -32,6 +30,7 @@ from footplate.launch.cluster.spark_session import slots
 from footplate.launch.policy import Restarts
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
@@ -283,21 +282,6 @@ def test_the_session_is_found_from_any_thread(session):
     assert seen == [connected_cluster({})] == ["spark"]
 
 
-def test_the_ranks_meet_and_rank_0s_value_comes_home(session, capfd):
-    def work(factor):
-        dist.init_process_group("gloo")
-        total = torch.tensor([dist.get_rank() + 1])
-        dist.all_reduce(total)
-        print("rank", dist.get_rank(), "has met the others")
-        time.sleep(dist.get_rank())  # in TorchDistributor, who ends last would be the one whose value comes home
-        return dist.get_rank(), total.item() * factor
-
-    assert launch(work, 10, world_size=2, backend=Cluster(SparkPlacement())) == (0, 30)
-    assert {f"[rank {rank}] rank {rank} has met the others" for rank in (0, 1)} <= set(
-        capfd.readouterr().out.splitlines()
-    )
-
-
 def test_an_executor_killed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
     session, tmp_path, uninterrupted, said
 ):
@@ -407,24 +391,14 @@ with two_executors():
     assert gone(family)
 
 
-def test_the_output_of_each_attempt_and_rank_is_kept_at_home(session, tmp_path, quick):
-    printed = tmp_path / "printed"
+def test_the_benchmark_compares_launches_with_torch_distributor(session, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import launch_spark
 
-    def work():
-        print("attempt", worker.attempt(), "of rank", os.environ["RANK"], flush=True)
-        if worker.attempt() == 0 and os.environ["RANK"] == "0":
-            printed.touch()
-        if worker.attempt() == 0 and os.environ["RANK"] == "1":
-            while not printed.exists():  # or the first attempt ends before rank 0 has said anything
-                time.sleep(0.05)
-            raise ValueError("only once")
-        return "done"
-
-    backend = Cluster(SparkPlacement())
-    assert launch(work, world_size=2, backend=backend, restarts=quick, log_dir=tmp_path, preload=()) == "done"
-    for attempt, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        assert f"attempt {attempt} of rank {rank}" in (tmp_path / f"attempt-{attempt}/rank-{rank}.log").read_text()
-    assert "ValueError: only once" in (tmp_path / "attempt-0/rank-1.log").read_text()
+    rows, ratios = launch_spark.compare(rounds=1, with_local_mode=False)
+    assert set(ratios) == {"spark_vs_torch_distributor", "spark_returned_vs_torch_distributor"}
+    assert [row["name"] for row in rows] == ["footplate on Spark, 2 workers", "TorchDistributor on Spark, 2 workers"]
+    assert all(0 < run["first_s"] <= run["returned_s"] for row in rows for run in row["rounds"])
 
 
 def test_more_workers_than_slots_are_refused_at_once_with_how_many_there_are(session):

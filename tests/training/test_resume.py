@@ -17,10 +17,10 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import forks
 import numpy as np
 import pyarrow as pa
 import pytest
+import template
 import torch
 import torch.nn.functional as F
 from models.small import Classifier, dataset, loader
@@ -227,8 +227,14 @@ def write_script(directory: Path, pause: bool) -> Path:
     return script
 
 
-def lines_of_fork(script: Path, root: Path) -> list[str]:
-    return forks.start([script, root], os.environ, one_output=True).communicate(300)[0].splitlines()
+def start(script: Path, root: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, script, root]
+    return template.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def lines_of(script: Path, root: Path) -> list[str]:
+    with start(script, root) as process:
+        return process.communicate(timeout=300)[0].splitlines()
 
 
 def losses(lines: list[str]) -> dict[int, str]:
@@ -240,7 +246,7 @@ def losses(lines: list[str]) -> dict[int, str]:
 def whole(tmp_path_factory: Any) -> list[str]:
     """The lines of the script that nothing interrupts."""
     directory = tmp_path_factory.mktemp("whole")
-    return lines_of_fork(write_script(directory, pause=False), directory / "run")
+    return lines_of(write_script(directory, pause=False), directory / "run")
 
 
 @pytest.mark.slow
@@ -248,8 +254,8 @@ def whole(tmp_path_factory: Any) -> list[str]:
 def test_a_killed_process_continues_where_it_was(number, code, whole, tmp_path):
     assert whole[-1] == "done"
 
-    command = [sys.executable, write_script(tmp_path, pause=True), tmp_path / "killed"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = start(write_script(tmp_path, pause=True), tmp_path / "killed")
+    assert process.stdout is not None
     seen = []
     for line in process.stdout:
         seen.append(line.strip())
@@ -259,13 +265,50 @@ def test_a_killed_process_continues_where_it_was(number, code, whole, tmp_path):
     seen += process.communicate()[0].splitlines()
     assert process.returncode == code
 
-    rest = lines_of_fork(write_script(tmp_path, pause=False), tmp_path / "killed")
+    rest = lines_of(write_script(tmp_path, pause=False), tmp_path / "killed")
     assert rest[-1] == "done"
     first = min(losses(rest))
     assert 1 < first <= 36
     if number == signal.SIGTERM:
         assert first == max(losses(seen)) + 1, "a step that was finished was thrown away"
     assert {**losses(seen), **losses(rest)} == losses(whole)
+
+
+class SignalAt(fp.Callback):
+    """Sends this process a signal after a training batch, or after the validation that follows it."""
+
+    def __init__(self, number: int, batch: int, in_validation: bool = False) -> None:
+        self.number, self.batch, self.in_validation = number, batch, in_validation
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.progress.batches == self.batch and not self.in_validation:
+            os.kill(os.getpid(), self.number)
+
+    def on_validation_end(self, trainer, pl_module):
+        if trainer.progress.batches == self.batch and self.in_validation:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("limits", [{"max_epochs": 2}, {"max_epochs": -1, "max_steps": 24}])
+@pytest.mark.parametrize("in_validation", [False, True])
+def test_sigterm_after_the_last_step_lets_the_training_end(make_trainer, limits, in_validation):
+    val = loader(20, shuffle=False) if in_validation else None
+    trainer = make_trainer(callbacks=[SignalAt(signal.SIGTERM, 24, in_validation)], **limits)
+    trainer.fit(Classifier(), loader(), val)
+    assert (trainer.global_step, trainer.state.status) == (24, "finished")
+    again = make_trainer(**limits)
+    again.fit(Classifier(), loader(), val, ckpt_path="last")
+    assert again.global_step == 24
+
+
+@pytest.mark.parametrize(
+    ("number", "batch", "error"), [(signal.SIGTERM, 23, SystemExit), (signal.SIGINT, 24, KeyboardInterrupt)]
+)
+def test_sigterm_before_the_last_step_and_ctrl_c_end_the_training_at_once(make_trainer, number, batch, error):
+    trainer = make_trainer(max_epochs=2, callbacks=[SignalAt(number, batch)])
+    with pytest.raises(error):
+        trainer.fit(Classifier(), loader())
+    assert (trainer.global_step, trainer.state.status) == (batch, "interrupted")
 
 
 def test_a_resumed_run_lets_go_of_the_checkpoint_that_it_was_resumed_from(make_trainer):

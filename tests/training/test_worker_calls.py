@@ -1,7 +1,7 @@
 """`Trainer(devices=2)` in a plain script: real processes that are started, killed, frozen and told to stop.
 
 The script below has no `if __name__ == "__main__"`. It trains, and prints its results as JSON. The tests act on its ranks
-from outside, by their process ids. The undisturbed run starts a fresh interpreter; the others are forks (`forks.py`).
+from outside, by their process ids. The undisturbed run starts a fresh interpreter; the others are forks (`template.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import forks
 import psutil
 import pytest
+import template
 import torch
 from models.small import Classifier, dataset, loader
 
@@ -85,13 +85,10 @@ class Run:
         options["default_root_dir"] = str(directory)
         arguments = [script, json.dumps(fit or {}), json.dumps(options)]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), *sys.path])}
-        self.process: subprocess.Popen[str] | forks.Process
-        if fresh:
-            self.process = subprocess.Popen(
-                [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
-            )
-        else:
-            self.process = forks.start(arguments, environ)
+        popen = subprocess.Popen if fresh else template.Popen
+        self.process: subprocess.Popen[str] = popen(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+        )
 
     def steps(self, rank: int = 0) -> list[dict[str, Any]]:
         file = Path(f"{self.directory}.{rank}.steps")

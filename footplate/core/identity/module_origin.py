@@ -51,8 +51,9 @@ def package_directories() -> list[str]:
 
 
 def installed_directories() -> list[str]:
-    """The same, and those of Python's own modules."""
-    return [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *package_directories()]
+    """The same, and those of Python's own modules. Those behind symbolic links are there with both names."""
+    named = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *package_directories()]
+    return list(dict.fromkeys([*named, *(str(Path(path).resolve()) for path in named)]))
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from footplate.launch.cluster.machines import HANDSHAKE_S, JOIN_S, PURPOSE, Conn
 RETRY_S = 0.2
 MAX_REASON_BYTES = 1000
 
-_AGENT = """
+AGENT = """
 import os, pickle, sys
 from footplate.core.errors import FootplateError
 from footplate.launch.process_lifetime import die_with
@@ -142,12 +142,17 @@ def _connect(host: str, port: int, until: float) -> socket.socket:
             return connection
 
 
+def start_agent(reason_fd: int) -> subprocess.Popen[bytes]:
+    """Start the process of an agent. It reads its call from its input, and writes the reason of its end to `reason_fd`."""
+    command = [sys.executable, "-c", AGENT, str(reason_fd), str(os.getpid())]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[reason_fd])
+
+
 def _start(call: bytes, index: int, node: int) -> tuple[subprocess.Popen[bytes], int]:
     """Start an agent. Returns it, and the descriptor from which its error, if it has one, can be read."""
     reason_fd, written = os.pipe()
     os.set_blocking(reason_fd, False)
-    command = [sys.executable, "-c", _AGENT, str(written), str(os.getpid())]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, pass_fds=[written])
+    process = start_agent(written)
     os.close(written)
     assert process.stdin is not None
     with process.stdin as stdin, contextlib.suppress(BrokenPipeError):
