@@ -14,6 +14,7 @@ import inspect
 import json
 import posixpath
 import re
+import shlex
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import footplate as fp
 from footplate import callbacks, tracking
 from footplate.cli.commands import COMMANDS
+from footplate.cli.main import main
 from footplate.hardware.registry import accelerators
 from footplate.training.module_hooks import ModuleHooks
 
@@ -55,6 +57,16 @@ def first_column(text: str, heading: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)`", section(text, heading), re.MULTILINE)
 
 
+def programs(text: str) -> list[str]:
+    """The blocks of Python in a text."""
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def without_imports(program: str) -> list[str]:
+    """The lines of a program, without its imports."""
+    return [line for line in program.splitlines() if not line.startswith(("import ", "from "))]
+
+
 def section(text: str, heading: str) -> str:
     """The text under a heading, up to the next heading."""
     return re.split(r"^#+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
@@ -66,6 +78,28 @@ def test_what_a_page_shows_runs(name, tmp_path, monkeypatch):
     names: dict[str, Any] = {"__name__": "page"}
     for block in TESTED.findall(PAGES[name]):
         exec(compile(block, name, "exec"), names)
+
+
+@pytest.mark.parametrize("name", ["docs/guide/horovod.md", "docs/guide/petastorm.md"])
+def test_a_program_for_a_library_that_is_not_installed_differs_in_its_imports_alone(name):
+    (before,) = programs(section(PAGES[name], "Before"))
+    after = programs(section(PAGES[name], "After"))
+    assert without_imports(before) in [without_imports(program) for program in after]
+
+
+def test_a_command_of_ai_platform_is_accepted_under_another_name(tmp_path, monkeypatch):
+    page = PAGES["docs/migration/ai-platform.md"]
+    before, after = (FENCED.search(section(page, heading))[0].strip("`\n") for heading in ("Before", "After"))
+    assert after == before.replace("gcloud ai-platform", "footplate")
+
+    monkeypatch.chdir(tmp_path)
+    Path("trainer").mkdir()
+    Path("trainer/__init__.py").touch()
+    Path("trainer/task.py").touch()
+    Path("config.yaml").write_text("trainingInput: {scaleTier: CUSTOM, masterType: n1-standard-8}")
+    command, program = shlex.split(after.replace("\\\n", "")), ["--", "--epochs", "2"]
+    assert command[-3:] == program
+    assert main([*command[1:-3], "--dry-run", *program]) == 0
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -14,6 +14,7 @@
     comparison.py      several runs side by side
     page.py            sections → the file, with `page/` (template, style, script) and plotly.js inside it
     report.py          `fp.report`: runs → file
+    report_file.py     the file's path, and what a notebook shows of it
     callback.py        `fp.Report`: a report at the end of each `fit`
 
 Sections and charts are pure functions of data. Everything in a run's directory is data: no name or value becomes markup.

@@ -53,13 +53,18 @@ def differences_section(runs: Sequence[RunRecord]) -> Html:
     return section("differences", title, grid, paragraph(note, note=True))
 
 
-def final_metrics_section(runs: Sequence[RunRecord]) -> Html:
-    """Draw the last value of each metric, with the least and the greatest one."""
-    names = [
+def metric_names(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the metrics that models have logged."""
+    return [
         name
         for name in dict.fromkeys(name for run in runs for name in run.metrics.series)
         if not name.startswith((LEARNING_RATE, OF_MONITOR))
     ]
+
+
+def final_metrics_section(runs: Sequence[RunRecord]) -> Html:
+    """Draw the last value of each metric, with the least and the greatest one."""
+    names = metric_names(runs)
     if not names:
         return section("final", "Final metrics", paragraph("No run has recorded a metric.", note=True))
     rows = [(name, *(_last(run, name) for run in runs)) for name in names]

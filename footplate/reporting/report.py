@@ -25,6 +25,7 @@ from footplate.reporting.goodput import RunLedger, goodput_section, goodputs_sec
 from footplate.reporting.html import Html, tag
 from footplate.reporting.page import build_page, plotly_script
 from footplate.reporting.predictions import find_predictions, interpret, pictures_of, read_predictions
+from footplate.reporting.report_file import ReportFile
 from footplate.reporting.run_record import RunRecord, read_run
 from footplate.reporting.run_tables import tables_of
 from footplate.reporting.sections_data import data_section, predictions_section
@@ -53,7 +54,9 @@ from footplate.reporting.table_statistics import TableStatistics, statistics_of
 NAME = "report.html"
 
 
-def report(*runs: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, data: bool = True) -> Path:
+def report(
+    *runs: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, data: bool = True
+) -> ReportFile:
     """Write a report about a run, or about several runs side by side.
 
     Args:
@@ -62,7 +65,7 @@ def report(*runs: str | os.PathLike[str], output: str | os.PathLike[str] | None 
         data: read the tables of the runs, for their statistics and for pictures of samples.
 
     Returns:
-        The path of the file.
+        The path of the file. A notebook shows it as a link, with the state and the last metrics of the runs.
 
     Raises:
         ConfigError: no run; a directory that holds none; several runs without `output`, or an `output` that can't be
@@ -85,7 +88,7 @@ def report(*runs: str | os.PathLike[str], output: str | os.PathLike[str] | None 
     )
 
 
-def write_report(runs: Sequence[RunRecord], output: Path, data: bool = True) -> Path:
+def write_report(runs: Sequence[RunRecord], output: Path, data: bool = True) -> ReportFile:
     """Write the report of runs that were read; returns its path.
 
     Raises:
@@ -100,7 +103,7 @@ def write_report(runs: Sequence[RunRecord], output: Path, data: bool = True) -> 
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise ConfigError(f"output={str(output)!r} can't be written: {error.strerror or error}.") from error
-    return output
+    return ReportFile.of(output, runs)
 
 
 def page_of(runs: Sequence[RunRecord], data: bool = True) -> str:

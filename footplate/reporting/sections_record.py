@@ -23,7 +23,8 @@ def plan_section(run: RunRecord, usd: float | None = None) -> Html:
     choices = run.plan.get("choices") if run.plan else None
     if not isinstance(choices, list) or not choices:
         absent = (
-            f"No plan is saved with this run. Save one as {PLAN} in its directory: footplate plan … --json RUN/{PLAN}."
+            f"No plan is saved with this run. Save one as {PLAN} in its directory: footplate plan … "
+            f"--output RUN/{PLAN}."
         )
         return section("plan", title, paragraph(absent, note=True))
     assert run.plan is not None

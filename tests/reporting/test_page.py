@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from browsing import CONTRAST, UNNAMED, WIDTHS, troubles_of
+from browsing import CONTRAST, LOOKS, UNNAMED, WIDTHS, troubles_of
 from deltalake import write_deltalake
 from jobs.conftest import until
 from playwright.sync_api import Browser, Page, expect
@@ -75,8 +75,7 @@ def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
         assert troubles == [path.as_uri()]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_a_report_is_readable_at_every_width_and_in_both_schemes(full, visit, width, scheme):
     page = visit(full, width, scheme)
     page.evaluate("() => document.querySelectorAll('details').forEach((one) => { one.open = true; })")
@@ -110,7 +109,7 @@ def test_a_report_shows_all_that_the_run_has(full, visit):
     expect(page.get_by_role("img", name=re.compile("^loss. train_loss: from 1.9"))).to_be_visible()
 
 
-def test_the_controls_change_all_curves(full, visit):
+def test_the_controls_change_all_curves_and_the_charts_follow_the_scheme_of_the_system(full, visit):
     page = visit(full)
     page.wait_for_selector(".canvas .scatterlayer")
     assert page.evaluate(PATHS) == 2
@@ -128,9 +127,6 @@ def test_the_controls_change_all_curves(full, visit):
     assert times == sorted(times)
     assert times[-1] < 2
 
-
-def test_the_charts_follow_the_scheme_of_the_system(full, visit):
-    page = visit(full)
     page.wait_for_selector(".canvas .xtick text")
     light = page.evaluate(INK)
     page.emulate_media(color_scheme="dark")
@@ -242,15 +238,21 @@ def test_a_long_run_is_thinned_and_says_so(tmp_path, visit):
     expect(page.get_by_text(re.compile(r"train_loss: [\d,]+ of 200,000 points are drawn"))).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    "values", [[1e308], [1e308, 1.0], [-1.7e308, 1.7e308], [5e-324], [1e-320, 5e-324], [0.5], [0, 0]]
-)
-def test_extreme_values_are_drawn(tmp_path, visit, values):
-    lines = "\n".join(f"{step},0,{value!r}" for step, value in enumerate(values, 1))
-    (tmp_path / "metrics.csv").write_text(f"step,epoch,train_loss\n{lines}\n")
+def test_extreme_values_are_drawn(tmp_path, visit):
+    metrics = ([1e308], [1e308, 1.0], [-1.7e308, 1.7e308], [5e-324], [1e-320, 5e-324], [0.5], [0, 0])
+    names = ",".join(f"metric_{number}" for number in range(len(metrics)))
+    lines = "\n".join(
+        f"{step},0," + ",".join(repr(values[step]) if step < len(values) else "" for values in metrics)
+        for step in (0, 1)
+    )
+    (tmp_path / "metrics.csv").write_text(f"step,epoch,{names}\n{lines}\n")
     page = visit(fp.report(tmp_path))
-    page.wait_for_selector(".canvas .scatterlayer .point")
-    assert "NaN" not in page.locator(".canvas .scatterlayer").inner_html()
+    look_at_all(page)
+    charts = page.locator(".canvas .scatterlayer")
+    expect(charts).to_have_count(len(metrics))
+    for number, values in enumerate(metrics):
+        expect(charts.nth(number).locator(".point").first).to_be_attached()
+        assert "NaN" not in charts.nth(number).inner_html(), values
 
 
 def test_values_that_are_not_finite_are_gaps_with_a_note(tmp_path, visit):
