@@ -87,12 +87,13 @@ class Workplace:
 
     def steps(self, name: str) -> list[Step]:
         """The steps that a job's program has written down, in order."""
-        file = self.directory / name / "steps"
-        lines = file.read_text().splitlines() if file.exists() else []
         found = []
-        for line in lines:
-            attempt, step, began, ended = line.split()
-            found.append(Step(int(attempt), int(step), float(began), float(ended)))
+        for attempt in range(1, self.jobs.store.find(name).attempt + 1):
+            file = self.directory / name / f"steps-{attempt}"
+            text = file.read_text() if file.exists() else ""
+            for line in text[: text.rfind("\n") + 1].splitlines():
+                step, began, ended = line.split()
+                found.append(Step(attempt, int(step), float(began), float(ended)))
         return found
 
 

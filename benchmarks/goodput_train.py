@@ -2,8 +2,8 @@
 
     python -m trainer.goodput_train STEPS PLACE --job-dir DIR
 
-It appends a line to `PLACE/steps` for each step: the attempt, the step, its begin and its end in seconds since the epoch.
-Each line is one write, so a killed process leaves only complete lines.
+It appends a line to `PLACE/steps-ATTEMPT` for each step: the step, its begin and its end in seconds since the epoch. Each
+attempt has its own file, since a process that is killed can leave half a line at the end of a page of the file.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Counted(fp.Module):
     def __init__(self, place: Path) -> None:
         super().__init__()
         self.net = torch.nn.Linear(4, 2)
-        self.file = os.open(place / "steps", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.attempt = os.environ["FOOTPLATE_JOB_ATTEMPT"]
+        file = place / f"steps-{os.environ['FOOTPLATE_JOB_ATTEMPT']}"
+        self.file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.began = time.time()
@@ -36,7 +36,7 @@ class Counted(fp.Module):
         return self.net(batch[0]).square().mean()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        line = f"{self.attempt} {self.trainer.global_step} {self.began} {time.time()}\n"
+        line = f"{self.trainer.global_step} {self.began} {time.time()}\n"
         os.write(self.file, line.encode())
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

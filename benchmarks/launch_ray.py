@@ -39,15 +39,20 @@ def ray_cluster() -> Iterator[Any]:
 
 def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Ratio]]:
     """Rows and ratios, for `launch.py`."""
+    with ray_cluster():
+        return compare(worlds, rounds)
+
+
+def compare(worlds: Sequence[int], rounds: int) -> tuple[list[dict[str, Any]], dict[str, Ratio]]:
+    """Rows and ratios of both entrants on the cluster to which this process is connected."""
     runs = {OURS: _footplate, THEIRS: _ray_train}
     rows: list[dict[str, Any]] = []
     ratios: dict[str, Ratio] = {}
-    with ray_cluster():
-        for world in worlds:
-            results = interleave(list(runs), lambda name, world=world: runs[name](world), rounds)
-            ratios[f"ray_vs_ray_train_{world}"] = ratio(results, OURS, THEIRS, "first_s", MET)
-            ratios[f"ray_returned_vs_ray_train_{world}"] = ratio(results, OURS, THEIRS, "returned_s", RETURNED)
-            rows += [row(f"{name}, {world} workers", figures) for name, figures in results.items()]
+    for world in worlds:
+        results = interleave(list(runs), lambda name, world=world: runs[name](world), rounds)
+        ratios[f"ray_vs_ray_train_{world}"] = ratio(results, OURS, THEIRS, "first_s", MET)
+        ratios[f"ray_returned_vs_ray_train_{world}"] = ratio(results, OURS, THEIRS, "returned_s", RETURNED)
+        rows += [row(f"{name}, {world} workers", figures) for name, figures in results.items()]
     return rows, ratios
 
 

@@ -20,12 +20,8 @@ STARTS = 3  # of TorchDistributor, at most
 OURS, THEIRS, THEIRS_LOCAL = ("footplate on Spark", "TorchDistributor on Spark", "TorchDistributor in local mode")
 
 
-# A quick run lives for seconds. Java's second compiler and its parallel garbage collector would cost more than they save.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
-
 @contextmanager
-def spark_session(quick: bool) -> Iterator[Any]:
+def spark_session() -> Iterator[Any]:
     """A session that has run a Python job on each executor."""
     from pyspark.sql import SparkSession
 
@@ -37,9 +33,6 @@ def spark_session(quick: bool) -> Iterator[Any]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.log.level", "ERROR")
     )
-    if quick:
-        builder = builder.config("spark.driver.extraJavaOptions", QUICK_JAVA)
-        builder = builder.config("spark.executor.extraJavaOptions", QUICK_JAVA)
     session = builder.getOrCreate()
     try:
         while len(session.sparkContext.statusTracker().getExecutorInfos()) <= WORKERS:
@@ -52,11 +45,16 @@ def spark_session(quick: bool) -> Iterator[Any]:
 
 def measure(worlds: Sequence[int], rounds: int, quick: bool) -> tuple[list[dict[str, Any]], dict[str, Ratio]]:
     """Rows and ratios, for `launch.py`. The number of workers is the number of executors; `worlds` is ignored."""
+    with spark_session():
+        return compare(rounds, with_local_mode=not quick)
+
+
+def compare(rounds: int, with_local_mode: bool) -> tuple[list[dict[str, Any]], dict[str, Ratio]]:
+    """Rows and ratios of the entrants on the session that runs."""
     runs = {OURS: _footplate, THEIRS: lambda: _torch_distributor(False)}
-    if not quick:
+    if with_local_mode:
         runs[THEIRS_LOCAL] = lambda: _torch_distributor(True)
-    with spark_session(quick):
-        results = interleave(list(runs), lambda name: runs[name](), rounds)
+    results = interleave(list(runs), lambda name: runs[name](), rounds)
     rows = [
         row(f"{name}, {WORKERS} workers", figures) | {"not_rank_0": sum(run["rank"] != 0 for run in figures)}
         for name, figures in results.items()
