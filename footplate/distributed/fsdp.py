@@ -304,6 +304,8 @@ class FSDP(Strategy):
         sharded = isinstance(parameter, DTensor) and getattr(tensor, "shape", None) == parameter.shape
         if isinstance(tensor, Stored):
             return part_like(tensor, parameter) if sharded else tensor.whole()
+        if isinstance(tensor, DTensor):
+            return tensor
         if not isinstance(tensor, Tensor) or not isinstance(parameter, DTensor) or not sharded:
             return tensor
         whole = tensor.to(parameter.device)

@@ -15,7 +15,7 @@ from footplate.jobs.record import Job
 from footplate.jobs.redaction import Mask
 from footplate.jobs.spec.problems import Problem, dotted
 from footplate.jobs.store.jobs import Summary
-from footplate.jobs.tuning.description import training_output
+from footplate.jobs.tuning.results import training_output
 from footplate.server.models import (
     Checked,
     Error,

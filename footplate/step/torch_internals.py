@@ -21,8 +21,9 @@ Each of these may change during training, so each call checks them again.
 **The compiler.** `torch._dynamo` and what it needs are 800 modules. Their import takes as long as that of torch, and torch
 does it when the first optimizer is made. It does so for two reasons:
 
-- Four methods of `Optimizer`, and one of `DistributedDataParallel`, tell the compiler to pass over them. As long as nothing
-  has imported the compiler, there is nothing to tell, and `delay_compiler` lets these methods run as they are.
+- Four methods of `Optimizer`, one of `DistributedDataParallel` and one of `ExaminedStep` tell the compiler to pass over
+  them. As long as nothing has imported the compiler, there is nothing to tell, and `delay_compiler` lets these methods run
+  as they are.
 - `Optimizer.step` tells the compiler to begin a new graph. The compiler never sees the steps of `stepper`, which leave
   that out.
 """
@@ -48,6 +49,8 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
     _use_grad_for_differentiable,
 )
+
+from footplate.step.examined_step import ExaminedStep
 
 _ZERO_GRAD = Optimizer.zero_grad
 _LEAST_RATE = 1e-30
@@ -190,7 +193,7 @@ class _CompilerImport(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         passed_over = (
             Optimizer.add_param_group, Optimizer.zero_grad, Optimizer.state_dict, Optimizer.load_state_dict,
-            DistributedDataParallel._inside_ddp_forward,
+            DistributedDataParallel._inside_ddp_forward, ExaminedStep.__torch_dispatch__,
         )  # fmt: skip
         self._methods = [inspect.unwrap(method) for method in passed_over]
         for method in self._methods:

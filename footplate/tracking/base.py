@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Status = Literal["success", "failed", "interrupted"]
+"""How a run has ended: the argument of a logger's `finalize`."""
 
 
 class Logger:

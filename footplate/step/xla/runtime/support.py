@@ -20,6 +20,12 @@ def check_module(spec: StepSpec) -> None:
         ConfigError: names the method and the alternative.
     """
     module, module_name = spec.module, type(spec.module).__name__
+    for name, parameter in module.named_parameters():
+        if type(parameter).__module__.startswith("bitsandbytes."):
+            raise ConfigError(
+                f"{name} is a {type(parameter).__name__}: only the kernels of bitsandbytes read its quantized weights, and "
+                'XLA compiles without them. Use accelerator="cpu" or "cuda", or a base that is not quantized.'
+            )
     if not spec.optimizers:
         for name in _MODES:
             _refuse_mode(module, name)
