@@ -1,5 +1,5 @@
 # `make demo` and `make fast` need Linux, Python 3.11 or newer, make and a C compiler. `make test` also needs Java 17,
-# PostgreSQL, Chromium, Slurm and iproute2, which it installs itself as root on Debian and Ubuntu.
+# PostgreSQL, Chromium, Slurm, iproute2 and npm, which it installs itself as root on Debian and Ubuntu.
 #
 # All targets work in .venv, which they make and keep. PIP_ARGS is handed to pip, for an index of your own; on Linux, the plain
 # index gives a CUDA build of torch that is gigabytes large: see "CPU torch" in README.md.
@@ -24,7 +24,7 @@ ALONE := -m alone $(shell grep -rl --include="test_*.py" --exclude-dir=gpu "mark
 
 FROM ?= ../shared/foreign
 
-.PHONY: help setup system demo test fast durations fuzz foreign gpu lint fmt tables docs notebooks site bench lock clean
+.PHONY: help setup system compiled demo test fast record fuzz foreign gpu lint fmt tables docs notebooks site bench lock clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -47,21 +47,26 @@ setup: $(VENV)/.test  ## make .venv with everything that developing needs
 demo: $(VENV)/.demo  ## train an image classifier from a Delta table, here and now
 	$(BIN)/footplate demo
 
-system:  ## install Java, PostgreSQL, Chromium, Slurm and iproute2, which tests start, or say which tests lack them
-	tests/system_packages.sh
+system: | $(BIN)/python  ## install Java, PostgreSQL, Chromium, Slurm, iproute2 and Azurite, which tests start, or say which tests lack them
+	VENV=$(VENV) tests/system_packages.sh
+
+# Else the four processes of the suite would each compile all modules that they import first.
+compiled: setup
+	@$(PYTEST) --collect-only -qq > /dev/null || true  # the suite shows the errors
 
 test:  ## lint and the whole suite, with the tests that start real servers
-	$(MAKE) --jobs=2 --output-sync=target system lint
+	$(MAKE) --jobs=2 --output-sync=target system compiled lint
 	$(PYTEST) $(SUITE)
 	$(PYTEST) $(ALONE)
 
 fast: setup  ## the tests that take at most a second and start no server
 	$(PYTEST) -x -n 2 --fast
 
-durations: setup system  ## run the whole suite, and record in tests/durations.json which tests take more than a second
+record: setup system compiled  ## run the whole suite, and record which tests are slow and how many passed, for docs/status.md
 	rm -f tests/durations.json
-	$(PYTEST) --record-durations $(SUITE)
-	$(PYTEST) --record-durations $(ALONE)
+	$(PYTEST) --record-durations --record-passed $(SUITE)
+	$(PYTEST) --record-durations --record-passed $(ALONE)
+	$(MAKE) tables
 
 fuzz: setup  ## random training programs, run in several ways that must agree, for MINUTES=60; then the other random tests
 	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=.:.. $(abspath $(BIN))/python -m fuzz --minutes $(MINUTES)
@@ -70,8 +75,8 @@ fuzz: setup  ## random training programs, run in several ways that must agree, f
 foreign: setup  ## other projects' tests, from the archives in FROM, compared with tests/foreign/lists
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m foreign --from $(FROM) $(ARGS)
 
-gpu:  ## the tests and the benchmark that need CUDA, in the environment at hand (PYTHON), which has torch for it already
-	$(PYTHON) -m pytest tests/gpu
+gpu:  ## run and record the tests that need CUDA, and the benchmark, in the environment at hand (PYTHON) with torch for it
+	$(PYTHON) -m pytest --record-passed tests/gpu
 	$(PYTHON) benchmarks/gpu_train.py --json benchmarks/results/gpu_train.json
 
 lint: setup  ## ruff, the layers (import-linter) and pyright

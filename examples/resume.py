@@ -1,7 +1,7 @@
 """Interrupt a run, continue it, and compare it, bit for bit, with a run that was never interrupted.
 
-The interruption is an exception at batch 150, within an epoch. Nothing is saved at that moment, as if the machine had lost
-power. The run continues from the checkpoint before it, in a new trainer with a new model.
+The interruption is an exception at batch 150, within an epoch. Nothing is saved at that moment, as when the process is
+killed. The run continues from the checkpoint before it, in a new trainer with a new model.
 
     python examples/resume.py
 """
@@ -26,10 +26,10 @@ class Net(fp.Module):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-class PowerCut(fp.Callback):
+class Interruption(fp.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if trainer.progress.batches == 150:
-            raise RuntimeError("the power is gone")
+            raise RuntimeError("an error at batch 150")
 
 
 points = torch.rand(4096, 2) - 0.5
@@ -48,7 +48,7 @@ def train(root, *callbacks):
 
 
 try:
-    train("runs/resume/cut", PowerCut())
+    train("runs/resume/cut", Interruption())
 except RuntimeError as error:
     print(f"interrupted: {error}")
 continued = train("runs/resume/cut")  # ckpt_path="last": from step 120

@@ -13,6 +13,8 @@ from jobs.conftest import PATIENCE_S
 from playwright.sync_api import Browser, Page, sync_playwright
 
 WIDTHS = {"laptop": (1280, 800), "phone": (390, 844)}
+# Each width and each scheme once: colours don't depend on the width, nor the layout on the scheme.
+LOOKS = [("laptop", "light"), ("phone", "dark")]
 CONTRAST = """() => {
   const light = (rgb) => rgb.map((v) => v / 255).map((v) => (v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4))
     .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);

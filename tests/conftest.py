@@ -20,6 +20,7 @@ from typing import Any
 import durations
 import models  # noqa: F401  declares the operators that torchvision misses on CPU torch
 import numpy as np
+import passed
 import pytest
 import scheduling
 import slurm_cluster
@@ -39,7 +40,9 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first `python3` of PATH
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark"))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# Programs that run for milliseconds aren't worth LLVM's optimizations, which take a third of the time of XLA's tests. The
+# processes of tests/step/xla/test_trainer_processes.py optimize as usual.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # else Ray kills its own when others here use the memory
 torch.set_num_threads(1)
 template.install()
@@ -72,11 +75,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=1, help="seed of the random numbers of each test")
     parser.addoption("--accelerator", default="cpu", help="accelerator of the trainers that tests ask for")
     parser.addoption("--record-durations", action="store_true", help="record which tests take more than a second")
+    parser.addoption("--record-passed", action="store_true", help="record how many tests of a file pass, and on what")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    if config.getoption("--record-durations"):
         config.pluginmanager.register(durations.Recorder())
+    if config.getoption("--record-passed"):
+        if (reason := passed.why_not(config)) is not None:
+            raise pytest.UsageError(reason)
+        config.pluginmanager.register(passed.Recorder())
 
 
 @pytest.hookimpl(trylast=True)
@@ -104,6 +114,12 @@ def freeze_imports() -> None:
     _frozen_modules = len(sys.modules)
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    if not torch.cuda.is_available():  # a fork can't use CUDA once a library has begun to
+        template.install_for_xdist()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -144,7 +160,8 @@ def _log_level() -> Iterator[None]:
     logger = logging.getLogger("footplate")
     level = logger.level
     yield
-    logger.setLevel(level)
+    if logger.level != level:  # setting it empties a cache in each of a thousand loggers
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

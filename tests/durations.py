@@ -1,4 +1,4 @@
-"""Seconds of each test: recorded in durations.json by `make durations`, read by `make fast` and `scheduling.py`.
+"""Seconds of each test: recorded in durations.json by `make record`, read by `make fast` and `scheduling.py`.
 
 `make fast` leaves out the tests that took more than a second when they were last recorded, and those marked `slow` or
 `engine`. A new test is fast until it is recorded.

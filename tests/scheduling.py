@@ -7,7 +7,7 @@ Tests of one group run in one process, one after another. The group of a test is
 - the test itself in the files of `INDEPENDENT`, whose tests share nothing;
 - its file otherwise, so that each server that a file shares starts once.
 
-The groups that took longest when `make durations` recorded them start first. Short groups fill the end, and the processes
+The groups that took longest when `make record` recorded them start first. Short groups fill the end, and the processes
 finish at about the same time.
 
 Slow tests mostly wait, for servers and for processes that start. Quick tests compute. So one process begins with the groups
@@ -39,7 +39,6 @@ ENGINES = {
         r"|tests/compat/test_petastorm\.py"
         r"|tests/test_examples\.py::test_lakehouse_goes_from_a_spark"
         r"|tests/test_notebooks\.py::.*3_lakehouse"
-        r"|tests/test_benchmarks\.py::.*\[spark-"
     ),
     "slurm": re.compile(
         r"tests/jobs/backends/test_conformance\.py::.*\[slurm\b"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The programs that tests start and pip doesn't install: Java, PostgreSQL, Chromium, Slurm and iproute2.
+# The programs that tests start and pip doesn't install: Java, PostgreSQL, Chromium, Slurm, iproute2, and Azurite from npm.
+# Azurite goes into the environment VENV.
 #
 # Installs what is missing if this is root on a machine with apt-get. Otherwise prints one line for each missing program,
 # with the tests that need it and the package to install, and fails.
@@ -25,12 +26,26 @@ command -v chromium chromium-browser google-chrome >/dev/null ||
 command -v ip >/dev/null ||
   need iproute2 "the tests of the lab (tests/lab)"
 
-((${#packages[@]})) || exit 0
+command -v npm >/dev/null ||
+  need npm "the tests of Azure Blob Storage (tests/data/test_object_storage.py, tests/checkpoint/storage/test_objects.py)"
+
+# Azurite, Microsoft's emulator of Azure Blob Storage.
+install_azurite() {
+  local folder=${VENV:-.venv}/azurite
+  [[ -x $folder/node_modules/.bin/azurite-blob ]] ||
+    npm install --prefix "$folder" --no-audit --no-fund --silent azurite@3.35.0
+}
+
+if ! ((${#packages[@]})); then
+  install_azurite
+  exit
+fi
 
 if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
   echo "installing ${packages[*]}"
   if apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends ${packages[*]} >/dev/null; then
-    exit 0
+    install_azurite
+    exit
   fi
 fi
 

@@ -1,9 +1,10 @@
-"""Python programs of tests, forked from one process that has imported torch and the trainer: the template.
+"""Python programs of tests, forked from a process that has imported the slow packages: the template.
 
     process = template.Popen([sys.executable, "-m", "footplate", "run", script], stdout=subprocess.PIPE)
+    done = template.run(ROOT / "examples" / "images.py", cwd=tmp_path)
 
-is `subprocess.Popen`, but forks. A fresh interpreter needs two to four seconds of processor time to import torch and the
-trainer. A fork needs none.
+are `subprocess.Popen` and `subprocess.run`, but fork. A fresh interpreter needs two to five seconds of processor time to
+import torch and the trainer, JAX or Lightning. A fork needs none.
 
     this process                       the template                     the program
     the first Popen starts it ──────►  imports torch and more
@@ -11,10 +12,13 @@ trainer. A fork needs none.
                                ◄─────  the process id
 
 The kernel makes the fork a child of this process (`CLONE_PARENT`), as a fresh interpreter would be. So this process waits
-for it, and the program sees this process as its parent.
+for it, and the program sees this process as its parent. Otherwise, too, it runs as in a fresh interpreter: as `__main__`,
+with its own arguments, environment and output, and with the end of an interpreter. Each set of packages has a template of
+its own. Some tests of each kind still start fresh interpreters.
 
-`install` makes the fork servers of this process's launches (`footplate/launch/fork_server_pool.py`) such forks, and
-`install_for_uploaders` the uploaders of its loggers (`footplate/tracking/uploader.py`), which have a template of their own.
+`install` makes the fork servers of this process's launches (`footplate/launch/fork_server_pool.py`) such forks, and the
+agents that it starts as a machine of a launch (`footplate/launch/cluster/member.py`). `install_for_uploaders` does so for
+the uploaders of its loggers (`footplate/tracking/uploader.py`), which have a template of their own.
 A launch still starts a fresh interpreter
 
 - when it preloads nothing, as launches do that are about fork servers themselves;
@@ -25,7 +29,7 @@ Libraries set such variables, too, when they are imported. So that a launch does
 begins with the variables of the beginning (`restore_variables`), and `SET_BY_IMPORTS` don't count.
 
 A program in a fork makes all of its fork servers from itself: before it runs, it forks a template of its own
-(`install_in_fork`). The programs of `forks.py` do so, too.
+(`install_in_fork`).
 """
 
 from __future__ import annotations
@@ -51,22 +55,63 @@ from types import ModuleType
 from typing import IO, Any
 
 from footplate.launch import fork_server_pool, wire
+from footplate.launch.cluster import member
 from footplate.launch.fork_server_pool import ServerKey, ServerProcess
 from footplate.tracking import uploader
 
 PACKAGES = (
     "footplate.training.trainer",
     "footplate.distributed.ddp",
+    "footplate.distributed.fsdp",
     "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
     "footplate.launch.bootstrap",
     "footplate.launch.cluster.agent",
 )
-# Of the uploaders. W&B and Trackio read their variables when they are imported.
-TRACKERS = ("footplate.tracking.mlflow_client",)
+# No package that starts threads, since forks don't have them: so MLflow isn't here. JAX has started no devices yet. It has
+# read its own variables, so that a program's `JAX_…` variables have no effect.
+WITH_JAX = (
+    "torch._dynamo",
+    "torch.distributed",
+    "footplate.training.trainer",
+    "footplate.checkpoint",
+    "footplate.step.xla.runtime.xla_step",
+    "models.small",
+)
+WITH_LIGHTNING = (
+    "models",  # declares the operators that torchvision misses on CPU torch
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "lightning.pytorch",
+    "accelerate",
+    "psutil",
+    "rich.table",
+    "deltalake",
+    "pyarrow.parquet",
+    "footplate.training.trainer",
+    "footplate.data.loader",
+)
+# What the tests import first, for the processes of xdist.
+OF_THE_SUITE = (
+    *WITH_LIGHTNING,
+    *WITH_JAX,
+    "bitsandbytes",
+    "jax.numpy",
+    "matplotlib.figure",
+    "pandas",
+    "peft",
+    "timm",
+    "transformers.trainer_utils",
+    "wandb",
+)
+# Of the uploaders. W&B and Trackio read their variables when they are imported. `gradio_client` is what Trackio imports.
+TRACKERS = ("footplate.tracking.mlflow_client", "gradio_client")
 # Lightning, torch's compiler and Accelerate set these when they are imported, and no fork server reads them.
 SET_BY_IMPORTS = ("KMP_DUPLICATE_LIB_OK", "PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_NVML_BASED_CUDA_CHECK")
 _START = "import json, sys; config = json.loads(sys.argv.pop()); sys.path[:] = config.pop('path'); "
-_TEMPLATE = _START + "import template; template.run(**config)"
+_TEMPLATE = _START + "import template; template.main(**config)"
 _FORK_SERVER = _START + "from footplate.launch.fork_server import main; main(**config)"
 _CLONE_PARENT = 0x00008000  # linux/sched.h
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -107,13 +152,19 @@ class Popen(subprocess.Popen[Any]):
 
     The program finds modules where this process does. It ignores the interpreter's own variables, such as `PYTHONPATH`.
 
-    Attributes:
+    Args:
+        arguments: the command.
         packages: those of the template.
         launches: whether the program may start fork servers, which are forks, then.
+        settings: those of `subprocess.Popen`.
     """
 
-    packages = PACKAGES
-    launches = True
+    def __init__(
+        self, arguments: Sequence[Any], *, packages: tuple[str, ...] = PACKAGES, launches: bool = True, **settings: Any
+    ) -> None:
+        self._packages = packages
+        self._launches = launches
+        super().__init__(arguments, **settings)
 
     def _execute_child(
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any,
@@ -125,24 +176,36 @@ class Popen(subprocess.Popen[Any]):
         request = {
             "arguments": [str(argument) for argument in args[1:]], "environment": dict(os.environ if env is None else env),
             "directory": str(cwd or Path.cwd()), "path": sys.path, "fds": [0, 1, 2, *pass_fds],
-            "session": start_new_session, "launches": self.launches,
+            "session": start_new_session, "launches": self._launches,
         }  # fmt: skip
-        self.pid = template(self.packages).fork(request, [*standard, *pass_fds])
+        self.pid = template(self._packages).fork(request, [*standard, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
-class ForkServer(Popen):
-    """A fork server. It starts no other."""
+def run(
+    script: Path,
+    *arguments: Any,
+    cwd: Path | None = None,
+    packages: tuple[str, ...] = WITH_LIGHTNING,
+    timeout_s: float = 560.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end, in the present environment. Return its exit status, its output and its errors.
 
-    launches = False
-
-
-class UploaderProcess(Popen):
-    """An uploader, with the trackers' packages imported."""
-
-    packages = TRACKERS
-    launches = False
+    Raises:
+        TimeoutExpired: it took more than `timeout_s`. It is killed, with its session.
+    """
+    process = Popen(
+        [sys.executable, script, *arguments], packages=packages, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def template(packages: tuple[str, ...] = PACKAGES) -> Template:
@@ -180,7 +243,7 @@ def restore_variables() -> None:
 
 
 def install() -> None:
-    """Fork the fork servers of this process's launches, where a fork is like a fresh one."""
+    """Fork the agents of this process, and the fork servers of its launches where a fork is like a fresh one."""
     global _environment
     _environment = dict(os.environ)
 
@@ -189,22 +252,36 @@ def install() -> None:
         return (_start_fork if forks else _start_fresh)(key, environment, directory)
 
     fork_server_pool.start = start
+    member.start_agent = _fork_agent
+
+
+def install_for_xdist() -> None:
+    """Fork the processes in which xdist runs tests. Each would import for ten seconds otherwise."""
+    from execnet import gateway_io
+
+    def start(io: Any, arguments: Sequence[str], execmodel: Any) -> None:
+        io.popen = process = Popen(
+            arguments, packages=OF_THE_SUITE, launches=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        gateway_io.Popen2IO.__init__(io, process.stdin, process.stdout, execmodel=execmodel)
+
+    gateway_io.Popen2IOMaster.__init__ = start
 
 
 def install_for_uploaders() -> None:
     """Fork the uploaders of this process's loggers."""
 
     def start(environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        return UploaderProcess(
-            [sys.executable, "-c", uploader.BOOTSTRAP], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment,
-            start_new_session=True,
+        return Popen(
+            [sys.executable, "-c", uploader.BOOTSTRAP], packages=TRACKERS, launches=False, stdin=subprocess.PIPE,
+            stdout=log, stderr=log, env=environment, start_new_session=True,
         )  # fmt: skip
 
     uploader.start = start
 
 
 def install_in_fork() -> None:
-    """Fork the fork servers of this process, which is a fork itself, from a template that is forked from it now."""
+    """Fork the fork servers and agents of this process, which is a fork itself, from a template that is forked now."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -218,6 +295,7 @@ def install_in_fork() -> None:
         return (_start_fork if template().fits(key) else _start_fresh)(key, environment, directory)
 
     fork_server_pool.start = start
+    member.start_agent = _fork_agent
 
 
 _start_fresh = fork_server_pool.start
@@ -228,14 +306,22 @@ def _start_fork(key: ServerKey, environment: Mapping[str, str], directory: str) 
     ours, theirs = socket.socketpair()
     config = {"fd": theirs.fileno(), "parent": os.getpid(), "preload": key.preload, "path": key.path}
     with theirs:
-        process = ForkServer(
-            [sys.executable, "-c", _FORK_SERVER, json.dumps(config)], stdin=subprocess.DEVNULL,
+        process = Popen(
+            [sys.executable, "-c", _FORK_SERVER, json.dumps(config)], launches=False, stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()], cwd=directory, env=environment, start_new_session=True,
         )  # fmt: skip
     return ServerProcess(key, process, ours)
 
 
-def run(fd: int, packages: Sequence[str]) -> None:
+def _fork_agent(reason_fd: int) -> subprocess.Popen[bytes]:
+    """Start an agent of a machine as `member.start_agent` does."""
+    return Popen(
+        [sys.executable, "-c", member.AGENT, str(reason_fd), str(os.getpid())], stdin=subprocess.PIPE,
+        start_new_session=True, pass_fds=[reason_fd],
+    )  # fmt: skip
+
+
+def main(fd: int, packages: Sequence[str]) -> None:
     """Run a template. `fd` is its socket to its parent."""
     for package in packages:
         importlib.import_module(package)
@@ -287,6 +373,8 @@ def _become(request: Mapping[str, Any], fds: Sequence[int]) -> None:
     sys.path[:] = request["path"]
 
     program, *arguments = request["arguments"]
+    if program == "-u":
+        program, *arguments = arguments
     if request["launches"]:
         install_in_fork()
     if program == "-m":

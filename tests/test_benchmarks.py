@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import forks
 import pytest
+import template
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -97,7 +97,7 @@ def unnamed_ratios(result: dict[str, Any]) -> list[str]:
 
 def quick_run(benchmark: str, file: Path, *more: str) -> tuple[dict[str, Any], str]:
     """Run a benchmark quickly. Return the JSON that it wrote and the text that it printed."""
-    ended = forks.run(BENCHMARKS / f"{benchmark}.py", "--quick", "--json", file, *more)
+    ended = template.run(BENCHMARKS / f"{benchmark}.py", "--quick", "--json", file, *more)
     assert ended.returncode == 0, ended.stderr
     result = json.loads(file.read_text())
     assert unnamed_ratios(result) == []
@@ -197,29 +197,6 @@ def test_the_benchmark_of_goodput_compares_a_killed_job_with_its_ledger(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.engine
-@pytest.mark.parametrize(
-    ("part", "package", "ratios", "entrants"),
-    [
-        (
-            "ray", "ray", {"ray_vs_ray_train_2", "ray_returned_vs_ray_train_2"},
-            ["footplate on Ray, 2 workers", "Ray Train, 2 workers"],
-        ),
-        (
-            "spark", "pyspark", {"spark_vs_torch_distributor", "spark_returned_vs_torch_distributor"},
-            ["footplate on Spark, 2 workers", "TorchDistributor on Spark, 2 workers"],
-        ),
-    ],
-)  # fmt: skip
-def test_the_benchmark_of_launches_has_parts_on_clusters(part, package, ratios, entrants, tmp_path: Path):
-    found, _ = quick_run("launch", tmp_path / "launch.json", "--only", part)
-    assert set(found["ratios"]) == ratios
-    assert [row["name"] for row in found["rows"]] == entrants
-    assert all(0 < run["first_s"] <= run["returned_s"] for row in found["rows"] for run in row["rounds"])
-    assert package in found["versions"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entrants", "ratios"),
     [
@@ -305,7 +282,7 @@ def test_a_step_is_dearer_in_lightning_than_in_footplate(tmp_path: Path):
         "loops = {name: step_overhead.VARIANTS[name] for name in ('raw loop', 'footplate bare', 'lightning bare')}\n"
         "print(json.dumps(step_overhead.measure(loops, 3, 500, 0.0, quick=True)))"
     )
-    ended = forks.run(script)
+    ended = template.run(script)
     assert ended.returncode == 0, ended.stderr
     rounds = json.loads(ended.stdout)
     raw, ours, theirs = (common.median(rounds[name], "cpu_us") for name in rounds)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
+import subprocess
+import sys
 
-import forks
 import pytest
+import template
 from safetensors.torch import load_file
 
+from footplate import checkpoint
 from footplate.cli.main import main
 
 
@@ -22,9 +24,11 @@ def copied(tmp_path, monkeypatch):
         assert main(["new", str(directory), "--recipe", recipe]) == 0
 
         def run(*command: object) -> str:
-            program = command if command[0] == "-m" else (directory / str(command[0]), *command[1:])
-            process = forks.start(program, os.environ, cwd=directory, packages=forks.WITH_LIGHTNING, one_output=True)
-            output, _ = process.communicate(300)
+            process = template.Popen(
+                [sys.executable, *command], packages=template.WITH_LIGHTNING, cwd=directory, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            output, _ = process.communicate(timeout=300)
             assert process.returncode == 0, output
             return output
 
@@ -106,8 +110,11 @@ def test_language_model_learns_with_lora_and_is_merged(copied, tmp_path, monkeyp
     losses = re.findall(r"val_loss (\S+)", printed)
     assert float(losses[-1]) < 3.15  # 3.23 before
 
-    run("merge.py", "runs/language_model", "merged")
     directory = tmp_path / "language_model"
+    state = checkpoint.load(directory / "runs" / "language_model" / "checkpoints" / "last.ckpt")
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in state["state_dict"]} == {"up", "down"}
+
+    run("merge.py", "runs/language_model", "merged")
     base, merged = (load_file(directory / name / "model.safetensors") for name in ("base", "merged"))
     changed = {name.rpartition(".")[0].rpartition(".")[2] for name in base if not base[name].equal(merged[name])}
     assert merged.keys() == base.keys()

@@ -66,6 +66,34 @@ def test_exit_statuses_tracebacks_and_signals_are_those_of_the_program():
     sleeping.stdout.close()
 
 
+def test_the_names_and_threads_of_one_program_are_not_in_the_next():
+    assert ended("-c", "import torch; torch.left = 1; torch.set_num_threads(2)")[0] == 0
+    program = "import threading, torch; print(hasattr(torch, 'left'), threading.active_count())"
+    assert ended("-c", program) == (0, "False 1\n", "")
+
+
+def test_a_script_that_is_run_has_its_packages_directory_and_arguments(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys; print(sys.argv[1:], sys.path[0], os.getcwd(), 'lightning' in sys.modules); sys.exit(3)"
+    )
+    done = template.run(script, "a", 2, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (3, f"['a', '2'] {tmp_path} {tmp_path} True\n", "")
+
+
+def test_a_script_that_takes_too_long_is_killed_with_its_processes(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, time; os.fork(); open(f'{os.getpid()}.pid', 'w').close(); time.sleep(600)")
+    with pytest.raises(subprocess.TimeoutExpired, match="timed out after 10"):
+        template.run(script, cwd=tmp_path, packages=template.PACKAGES, timeout_s=10.0)
+    processes = [int(file.stem) for file in tmp_path.glob("*.pid")]
+    assert len(processes) == 2
+    deadline = time.monotonic() + 60
+    while any(is_alive(process) for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_fork_server_with_torch_is_a_fork_and_a_child_of_this_process():
     server, imported = launch(lambda: (os.getppid(), "torch" in sys.modules), world_size=1, preload=TORCH)
     assert imported
@@ -114,3 +142,8 @@ time.sleep(60)
     while psutil.pid_exists(server):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def is_alive(process: int) -> bool:
+    """Return True if a process runs. A zombie doesn't."""
+    return psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE

@@ -162,11 +162,24 @@ CASES: dict[str, tuple[type, int, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory) -> list[dict[str, Any]]:
+    """What each of two ranks has learned in each case. The ranks start once."""
+    root = tmp_path_factory.mktemp("two")
+
+    def train_each() -> dict[str, Any]:
+        return {
+            name: train(root / name, 8, module, rows, **settings) for name, (module, rows, settings) in CASES.items()
+        }
+
+    return ranks.run(train_each, 2, timeout_s=600.0)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_learn_what_one_process_with_the_global_batch_learns(name, tmp_path):
+def test_two_ranks_learn_what_one_process_with_the_global_batch_learns(name, tmp_path, learned):
     module, rows, settings = CASES[name]
     alone = train(tmp_path / "alone", 16, module, rows, **settings)
-    first, second = ranks.run(lambda: train(tmp_path / "two", 8, module, rows, **settings), 2)
+    first, second = (of_rank[name] for of_rank in learned)
     same(alone["weights"], first["weights"])
     equal(first["weights"], second["weights"])
     assert first["step"] == second["step"] == alone["step"]
@@ -207,14 +220,15 @@ class SearchesByHand(Searches):
         optimizer.step(closure)
 
 
-@pytest.mark.parametrize("module", [Searches, Settles, SearchesByHand])
-def test_an_optimizer_that_decides_by_the_loss_decides_the_same_on_all_ranks(module, tmp_path):
-    def run() -> dict[str, torch.Tensor]:
-        model = seeded(module)
-        make(tmp_path, max_epochs=2, enable_checkpointing=False).fit(model, loader(49, 4))
-        return weights(model)
+def test_an_optimizer_that_decides_by_the_loss_decides_the_same_on_all_ranks(tmp_path):
+    def run() -> list[dict[str, torch.Tensor]]:
+        models = [seeded(module) for module in (Searches, Settles, SearchesByHand)]
+        for model in models:
+            make(tmp_path, max_epochs=1, enable_checkpointing=False).fit(model, loader(33, 4))
+        return [weights(model) for model in models]
 
-    equal(*ranks.run(run, 2))
+    for first, second in zip(*ranks.run(run, 2), strict=True):
+        equal(first, second)
 
 
 def test_three_ranks_do_too(tmp_path):

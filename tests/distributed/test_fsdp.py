@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import footplate as fp
 from footplate import checkpoint
-from footplate.callbacks.weight_averaging import TRAINED
+from footplate.checkpoint.frozen_weights import TRAINED
 from footplate.distributed.fsdp import repeated_blocks
 
 

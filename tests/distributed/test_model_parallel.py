@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -30,13 +31,16 @@ GRIDS = {2: 1, 4: 2}
 TWO = fp.ModelParallelStrategy(tensor_parallel_size=2)
 
 
-def train(root, batch_size, strategy=TWO, epochs=1, ckpt_path=None, dropout=0.0, module=Text, rows=50, **settings):
+# Three global batches of 16 rows, the last of three rows, and two of validation, the last of one row.
+ROWS, VAL_ROWS = 35, 17
+
+
+def train(root, batch_size, strategy=TWO, epochs=1, ckpt_path=None, dropout=0.0, module=Text, **settings):
     """Train, and return what one rank can tell of it."""
     torch.manual_seed(0)
     trainer, model = make(root, strategy=strategy, max_epochs=epochs, **settings), module(dropout)
-    trainer.fit(
-        model, DataLoader(texts(rows), batch_size, shuffle=True), DataLoader(texts(33), batch_size), ckpt_path=ckpt_path
-    )
+    batches = DataLoader(texts(ROWS), batch_size, shuffle=True), DataLoader(texts(VAL_ROWS), batch_size)
+    trainer.fit(model, *batches, ckpt_path=ckpt_path)
     state = trainer.parallel.state_dict(model)
     return {
         "weights": trainer.parallel.whole(state),
@@ -49,20 +53,18 @@ def train(root, batch_size, strategy=TWO, epochs=1, ckpt_path=None, dropout=0.0,
     }
 
 
-SETTINGS = {
-    "plain": {},
-    "accumulated and clipped": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
-    "clipped by value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-}
+CLIPPED = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
+CLIPPED_BY_VALUE = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
 
 
 def trainings(world):
     """Arguments of `train` for each training of a grid."""
-    settings = {name: {"epochs": 2, **settings} for name, settings in SETTINGS.items()}
     if world == 2:
-        return {**settings, "dropout": {"dropout": 0.3}}
+        return {"plain": {}, "dropout": {"dropout": 0.3}}
     return {
-        **settings,
+        "plain": {"epochs": 2},
+        "accumulated and clipped": CLIPPED,
+        "clipped by value": CLIPPED_BY_VALUE,
         "dropout": {"dropout": 0.3},
         "averaged": {"callbacks": [fp.EMAWeightAveraging(decay=0.8)]},
         "in 16 bits": {"precision": "bf16-mixed"},
@@ -75,25 +77,45 @@ def trainings(world):
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """A function that returns what each rank of a grid has learned in each training. The ranks of a grid start once."""
+def learned(tmp_path_factory, table):
+    """A function that returns what each rank of a grid has learned and counted. The ranks of a grid start once."""
 
     @functools.cache
     def of_grid(world):
         root, batch_size = tmp_path_factory.mktemp("grid"), 16 // GRIDS[world]
 
         def train_each():
-            return {name: train(root / name, batch_size, **arguments) for name, arguments in trainings(world).items()}
+            results = {
+                name: train(root / name, batch_size, **arguments) for name, arguments in trainings(world).items()
+            }
+            results["counts"] = count(root / "counts", table, batch_size, TWO)
+            if world == 4:
+                results["predictions"] = predict(root / "predictions", TWO), root / "predictions"
+                results["refusal"] = refusal_of_a_whole_weight(root / "refused")
+            return results
 
         return ranks.run(train_each, world, timeout_s=120.0 * len(trainings(world)))
 
     return of_grid
 
 
-@pytest.mark.parametrize("world", GRIDS)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """What the first of two sharded ranks has learned in some trainings of the grid. The ranks start once."""
+    root = tmp_path_factory.mktemp("sharded")
+
+    def train_each():
+        names = ("dropout", "in 16 bits", "on meta")
+        return {name: train(root / name, 8, "fsdp", **trainings(4)[name]) for name in names}
+
+    return ranks.run(train_each, 2, timeout_s=300.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "world"), [("plain", 2), ("plain", 4), ("accumulated and clipped", 4), ("clipped by value", 4)]
+)
 def test_a_grid_learns_what_one_process_learns(tmp_path, learned, world, name):
-    alone = train(tmp_path / "alone", 16, "auto", epochs=2, **SETTINGS[name])
+    alone = train(tmp_path / "alone", 16, "auto", **trainings(world)[name])
     results = [of_rank[name] for of_rank in learned(world)]
     for rank, result in enumerate(results):
         assert result["rank"] == (rank, world)
@@ -103,8 +125,8 @@ def test_a_grid_learns_what_one_process_learns(tmp_path, learned, world, name):
         assert result["step"] == alone["step"]
         for metric, value in alone["metrics"].items():
             assert result["metrics"][metric] == pytest.approx(value, rel=1e-4), metric
-    assert results[0]["metrics"]["rows"] == 50
-    assert results[0]["metrics"]["val_rows"] == 33
+    assert results[0]["metrics"]["rows"] == ROWS
+    assert results[0]["metrics"]["val_rows"] == VAL_ROWS
 
 
 def test_each_rank_holds_a_part_of_the_planned_layers(learned):
@@ -117,14 +139,13 @@ def test_each_rank_holds_a_part_of_the_planned_layers(learned):
     assert torch.equal(weights["net.tokens.weight"], weights["net.head.weight"])
 
 
-def test_dropout_draws_the_same_numbers_on_the_ranks_of_a_group(tmp_path, learned):
+def test_dropout_draws_the_same_numbers_on_the_ranks_of_a_group(tmp_path, learned, sharded):
     alone = train(tmp_path / "alone", 16, "auto", dropout=0.3)
     for of_rank in learned(2):
         same(alone["weights"], of_rank["dropout"]["weights"])
 
-    sharded = ranks.run(lambda: train(tmp_path / "sharded", 8, "fsdp", dropout=0.3), 2)
     for of_rank in learned(4):
-        same(sharded[0]["weights"], of_rank["dropout"]["weights"])
+        same(sharded["dropout"]["weights"], of_rank["dropout"]["weights"])
 
 
 def test_averaged_weights_are_those_of_one_process(tmp_path, learned):
@@ -135,11 +156,10 @@ def test_averaged_weights_are_those_of_one_process(tmp_path, learned):
         assert result["metrics"]["val_loss"] == pytest.approx(alone["metrics"]["val_loss"], rel=1e-4)
 
 
-def test_in_a_mixed_precision_a_grid_learns_what_sharded_ranks_learn(tmp_path, learned):
-    sharded = ranks.run(lambda: train(tmp_path / "sharded", 8, "fsdp", precision="bf16-mixed"), 2)
-    result = learned(4)[0]["in 16 bits"]
-    assert result["metrics"]["val_loss"] == pytest.approx(sharded[0]["metrics"]["val_loss"], rel=0.02)
-    for name, value in sharded[0]["weights"].items():
+def test_in_a_mixed_precision_a_grid_learns_what_sharded_ranks_learn(learned, sharded):
+    expected, result = sharded["in 16 bits"], learned(4)[0]["in 16 bits"]
+    assert result["metrics"]["val_loss"] == pytest.approx(expected["metrics"]["val_loss"], rel=0.02)
+    for name, value in expected["weights"].items():
         # Sums of parts are rounded to 16 bits, and a step of Adam is about its learning rate, 0.01.
         torch.testing.assert_close(value, result["weights"][name], rtol=0, atol=0.03, msg=name)
         assert result["weights"][name].dtype is torch.float32
@@ -208,11 +228,10 @@ class CutOnMeta(OnMeta):
         self.net.head.weight = self.net.tokens.weight
 
 
-def test_numbers_are_those_of_sharded_ranks_also_if_layers_are_cut_on_the_meta_device(tmp_path, learned):
-    sharded = ranks.run(lambda: train(tmp_path / "sharded", 8, "fsdp", module=OnMeta), 2)
+def test_numbers_are_those_of_sharded_ranks_also_if_layers_are_cut_on_the_meta_device(learned, sharded):
     for of_rank in learned(4):
         for name in ("on meta", "cut on meta"):
-            same(sharded[0]["weights"], of_rank[name]["weights"])
+            same(sharded["on meta"]["weights"], of_rank[name]["weights"])
 
 
 class UnderLossParallel(Text):
@@ -245,18 +264,20 @@ def test_a_loss_may_be_computed_on_the_parts_of_the_logits(tmp_path, learned):
         assert result["metrics"]["train_loss_epoch"] == pytest.approx(alone["metrics"]["train_loss_epoch"], rel=1e-4)
 
 
-def test_predictions_are_written_once(tmp_path):
-    def predict(name, strategy):
-        torch.manual_seed(0)
-        trainer, model = make(tmp_path / "run", strategy=strategy), Text()
-        return trainer.predict(model, DataLoader(texts(33), 4), output=tmp_path / name).num_rows
+def predict(root, strategy):
+    """Write predictions to `root / "out"`, and return the number of rows."""
+    torch.manual_seed(0)
+    trainer, model = make(root, strategy=strategy), Text()
+    return trainer.predict(model, DataLoader(texts(33), 4), output=root / "out").num_rows
 
-    def rows_of(name):
-        return sorted(tuple(row.values()) for row in pq.read_table(tmp_path / name).to_pylist())
 
-    assert predict("alone", "auto") == 33
-    assert ranks.run(lambda: predict("grid", TWO), 4) == [33] * 4
-    assert rows_of("alone") == rows_of("grid")
+def test_predictions_are_written_once(tmp_path, learned):
+    assert predict(tmp_path, "auto") == 33
+    of_ranks = [of_rank["predictions"] for of_rank in learned(4)]
+    assert [count for count, _ in of_ranks] == [33] * 4
+
+    alone, grid = (pq.read_table(path).to_pylist() for path in (tmp_path / "out", of_ranks[0][1] / "out"))
+    assert sorted(tuple(row.values()) for row in alone) == sorted(tuple(row.values()) for row in grid)
 
 
 class Counting(Text):
@@ -279,25 +300,32 @@ class Counting(Text):
         self.computed.reset()
 
 
-def test_each_group_reads_its_share_of_a_table_and_counts_it_once(tmp_path):
-    pq.write_table(pa.table({"id": list(range(50))}), tmp_path / "rows.parquet")
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """The path of a table."""
+    path = tmp_path_factory.mktemp("table") / "rows.parquet"
+    pq.write_table(pa.table({"id": list(range(ROWS))}), path)
+    return str(path)
 
-    def count(name, batch_size, strategy):
-        torch.manual_seed(0)
-        trainer, model = make(tmp_path / name, strategy=strategy, max_epochs=1), Counting()
-        table = fp.Table(str(tmp_path / "rows.parquet"))
-        trainer.fit(model, fp.Loader(table, batch_size))
-        copy.deepcopy(model.logged)
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        return trainer.parallel.whole(trainer.parallel.state_dict(model)), metrics, trainer.global_step
 
-    alone, metrics, steps = count("alone", 16, "auto")
-    assert metrics == {"logged": 50.0, "computed": 50.0}
-    for world in GRIDS:
-        results = ranks.run(lambda world=world: count(f"grid of {world}", 16 // GRIDS[world], TWO), world)
-        for weights, found, made in results:
-            same(alone, weights)
-            assert (found, made) == (metrics, steps)
+def count(root, table, batch_size, strategy):
+    """Train on a table, and return the weights, the metrics and the number of steps."""
+    torch.manual_seed(0)
+    trainer, model = make(root, strategy=strategy, max_epochs=1), Counting()
+    trainer.fit(model, fp.Loader(fp.Table(table), batch_size))
+    copy.deepcopy(model.logged)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return trainer.parallel.whole(trainer.parallel.state_dict(model)), metrics, trainer.global_step
+
+
+@pytest.mark.parametrize("world", GRIDS)
+def test_each_group_reads_its_share_of_a_table_and_counts_it_once(tmp_path, learned, table, world):
+    alone, metrics, steps = count(tmp_path, table, 16, "auto")
+    assert metrics == {"logged": ROWS, "computed": ROWS}
+    for of_rank in learned(world):
+        weights, counted, made = of_rank["counts"]
+        same(alone, weights)
+        assert (counted, made) == (metrics, steps)
 
 
 def test_a_trainer_starts_the_ranks_and_brings_the_weights_home(tmp_path):
@@ -339,18 +367,10 @@ def table_by_rank(path):
     return fp.Loader(fp.Table(path), 8, world=World.from_environ())
 
 
-def test_ranks_of_a_group_that_read_different_rows_are_refused(tmp_path):
-    path = str(tmp_path / "rows.parquet")
-    pq.write_table(pa.table({"id": list(range(50))}), path)
-
-    def fit():
-        for loader_of in (of_rank, beside_a_shared_loader, table_by_rank):
-            with pytest.raises(
-                fp.DataError, match=r"Ranks 0 and 1 belong to one tensor-parallel group, .* different rows"
-            ):
-                make(tmp_path, strategy=TWO).fit(Text(), loader_of(path))
-
-    ranks.run(fit, 2)
+def refuse_different_rows(root, path):
+    for loader_of in (of_rank, beside_a_shared_loader, table_by_rank):
+        with pytest.raises(fp.DataError, match=r"Ranks 0 and 1 belong to one tensor-parallel group, .* different rows"):
+            make(root, strategy=TWO).fit(Text(), loader_of(path))
 
 
 class ScaledAttention(Attention):
@@ -370,15 +390,18 @@ class Scaled(Text):
         self.net.blocks[1].attention = ScaledAttention()
 
 
-def test_a_whole_weight_that_is_used_on_parts_is_refused(tmp_path):
-    def fit():
-        trainer = make(tmp_path, strategy=TWO, max_epochs=1)
-        # Each fit has a model of its own, which may have such a weight.
-        trainer.fit(Text(), DataLoader(texts(), 8))
-        with pytest.raises(fp.ConfigError, match=r"net.blocks.1.attention.scale is whole .* gradients differ"):
-            trainer.fit(Scaled(0.0), DataLoader(texts(), 8))
+def refusal_of_a_whole_weight(root):
+    trainer = make(root, strategy=TWO, max_epochs=1)
+    # Each fit has a model of its own, which may have such a weight.
+    trainer.fit(Text(), DataLoader(texts(16), 8))
+    with pytest.raises(fp.ConfigError) as refused:
+        trainer.fit(Scaled(0.0), DataLoader(texts(16), 8))
+    return str(refused.value)
 
-    ranks.run(fit, 4)
+
+def test_a_whole_weight_that_is_used_on_parts_is_refused(learned):
+    for of_rank in learned(4):
+        assert re.search(r"net.blocks.1.attention.scale is whole .* gradients differ", of_rank["refusal"])
 
 
 class Planned(Text):
@@ -406,11 +429,22 @@ REFUSED_PLANS = [
 ]
 
 
-def test_plans_that_cannot_be_followed_are_refused(tmp_path):
+def refuse_plans(root):
+    for module, message in REFUSED_PLANS:
+        with pytest.raises(fp.ConfigError, match=message):
+            train(root, 8, module=module)
+
+
+def refuse_no_plan(root):
+    with pytest.raises(fp.ConfigError, match=r"Plain has no plan that says how its layers are cut. Define Plain"):
+        make(root, strategy=TWO).fit(Plain(), loader())
+
+
+def test_different_rows_and_plans_that_cannot_be_followed_are_refused(tmp_path, table):
     def fit():
-        for module, message in REFUSED_PLANS:
-            with pytest.raises(fp.ConfigError, match=message):
-                train(tmp_path, 8, module=module)
+        refuse_different_rows(tmp_path, table)
+        refuse_plans(tmp_path)
+        refuse_no_plan(tmp_path)
 
     ranks.run(fit, 2)
 
@@ -430,14 +464,6 @@ def test_parts_of_different_sizes_are_refused(tmp_path):
             train(tmp_path, 8, fp.ModelParallelStrategy(1, 3), module=Odd)
 
     ranks.run(fit, 3)
-
-
-def test_a_module_without_a_plan_is_refused(tmp_path):
-    def fit():
-        with pytest.raises(fp.ConfigError, match=r"Plain has no plan that says how its layers are cut. Define Plain"):
-            make(tmp_path, strategy=TWO).fit(Plain(), loader())
-
-    ranks.run(fit, 2)
 
 
 @pytest.mark.parametrize(

@@ -37,39 +37,67 @@ def saving():
     return fp.ModelCheckpoint(every_n_train_steps=1, save_last=True, save_top_k=-1)
 
 
-def test_a_killed_grid_goes_on_bit_for_bit(tmp_path):
+def clipped(root, batch_size, strategy, epochs, path=None):
+    return train(root, batch_size, strategy, epochs, path, gradient_clip_val=0.5, callbacks=[saving()])
+
+
+class SavedInside(fp.Callback):
+    """Saves after the third batch, inside a window of two batches."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 2:
+            trainer.save_checkpoint(self.path)
+
+
+def averaged(root, *callbacks, **arguments):
+    """Train for two epochs of three steps: five batches, of which two make a step."""
     settings = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "dropout": 0.2}
+    callbacks = [saving(), fp.EMAWeightAveraging(decay=0.8), *callbacks]
+    return train(root, 4, epochs=2, callbacks=callbacks, **settings, **arguments)
 
-    def run(name, *callbacks, **arguments):
-        averaging = fp.EMAWeightAveraging(decay=0.8)
-        return train(tmp_path / name, 4, epochs=2, callbacks=[saving(), averaging, *callbacks], **settings, **arguments)
 
-    whole = ranks.run(lambda: run("whole"), 4)
-    for rank in (0, 3):
-        cut = f"cut by {rank}"
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """The directory of trainings of one grid of four ranks, and the results of its ranks. The ranks start once."""
+    root = tmp_path_factory.mktemp("grid")
+
+    def train_each():
+        inside = SavedInside(root / "inside.ckpt")
+        train(root / "inside", 4, TWO, accumulate_grad_batches=2, callbacks=[inside])
+        return {"whole": averaged(root / "whole"), "saved": clipped(root / "saved", ROWS[2], TWO, 1)}
+
+    return root, ranks.run(train_each, 4, timeout_s=300.0)
+
+
+def test_a_killed_grid_goes_on_bit_for_bit(tmp_path, grid):
+    """Rank 0 is killed, and another rank after the grid has gone on."""
+    for step, rank in ((2, 0), (4, 3)):
+        killed = KilledAfter(step, rank)
         with pytest.raises(AssertionError, match="rank"):
-            ranks.run(lambda cut=cut, rank=rank: run(cut, KilledAfter(5, rank)), 4)
-        newest = checkpoint.newest([tmp_path / cut / "checkpoints"])
-        assert 0 < checkpoint.read_meta(newest)["global_step"] <= 5
+            ranks.run(lambda killed=killed: averaged(tmp_path, killed, ckpt_path="last"), 4)
+        newest = checkpoint.newest([tmp_path / "checkpoints"])
+        assert 0 < checkpoint.read_meta(newest)["global_step"] <= step
 
-        for before, after in zip(whole, ranks.run(lambda cut=cut: run(cut, ckpt_path="last"), 4), strict=True):
-            equal(before["weights"], after["weights"])
-            assert before["metrics"] == after["metrics"]
+    rest = ranks.run(lambda: averaged(tmp_path, ckpt_path="last"), 4)
+    for before, after in zip(grid[1], rest, strict=True):
+        equal(before["whole"]["weights"], after["weights"])
+        assert before["whole"]["metrics"] == after["metrics"]
 
 
-def test_any_grid_goes_on_from_any_other(tmp_path):
-    whole = train(tmp_path / "whole", 16, "auto", epochs=6, gradient_clip_val=0.5)
+def test_any_grid_goes_on_from_any_other(tmp_path, grid):
+    root, _ = grid
+    whole = clipped(tmp_path, 16, "auto", 6)
 
     def go_on(epochs, world, strategy, groups):
         def run():
-            path = None if epochs == 1 else "last"
-            return train(
-                tmp_path / "moving", ROWS[groups], strategy, epochs, path, gradient_clip_val=0.5, callbacks=[saving()]
-            )
+            return clipped(root / "saved", ROWS[groups], strategy, epochs, "last")
 
         return run() if world == 1 else ranks.run(run, world)[0]
 
-    go_on(1, 4, TWO, 2)
+    # The first epoch was that of the grid.
     go_on(2, 2, "fsdp", 2)
     go_on(3, 1, "auto", 1)
     go_on(4, 2, TWO, 1)
@@ -77,30 +105,21 @@ def test_any_grid_goes_on_from_any_other(tmp_path):
     same(whole["weights"], go_on(6, 4, TWO, 2)["weights"])
 
 
-def test_a_window_that_was_begun_on_a_grid_ends_on_one_process(tmp_path):
-    # Six steps of two batches; a checkpoint is made after three batches.
-    def run(batch_size, strategy, path=None, **settings):
-        return train(tmp_path / "run", batch_size, strategy, 1, path, accumulate_grad_batches=2, **settings)
+def test_a_window_that_was_begun_on_a_grid_ends_on_one_process(tmp_path, grid):
+    def alone(name, path=None):
+        return train(tmp_path / name, 8, "auto", 1, path, accumulate_grad_batches=2)
 
-    whole = train(tmp_path / "whole", 8, "auto", 1, accumulate_grad_batches=2)
-
-    class SavedInside(fp.Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            if batch_idx == 2:
-                trainer.save_checkpoint(tmp_path / "inside.ckpt")
-
-    ranks.run(lambda: run(4, TWO, callbacks=[SavedInside()]), 4)
-    same(whole["weights"], run(8, "auto", tmp_path / "inside.ckpt")["weights"])
+    same(alone("whole")["weights"], alone("rest", grid[0] / "inside.ckpt")["weights"])
 
 
-def test_a_checkpoint_of_a_grid_is_one_of_the_whole_model(tmp_path):
-    ended = ranks.run(lambda: train(tmp_path / "run", 8, epochs=1, callbacks=[saving()]), 4)
-    path = checkpoint.newest([tmp_path / "run" / "checkpoints"])
+def test_a_checkpoint_of_a_grid_is_one_of_the_whole_model(tmp_path, grid):
+    root, of_ranks = grid
+    weights = of_ranks[0]["saved"]["weights"]
+    (path,) = (root / "saved" / "checkpoints").glob("*-step=3.ckpt")
     parts = [load_file(file)["state_dict.net.tokens.weight"] for file in sorted(path.glob("shard-*"))]
-    assert [part.numel() for part in parts] == [ended[0]["weights"]["net.tokens.weight"].numel() // 4] * 4
+    assert [part.numel() for part in parts] == [weights["net.tokens.weight"].numel() // 4] * 4
 
-    equal(ended[0]["weights"], Text.load_from_checkpoint(path).state_dict())
+    equal(weights, Text.load_from_checkpoint(path).state_dict())
     conversion.convert(path, tmp_path / "weights.safetensors")
-    exported = load_file(tmp_path / "weights.safetensors")
-    for name, value in exported.items():
-        assert torch.equal(value, ended[0]["weights"][name]), name
+    for name, value in load_file(tmp_path / "weights.safetensors").items():
+        assert torch.equal(value, weights[name]), name

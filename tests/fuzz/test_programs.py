@@ -178,7 +178,7 @@ def test_two_ranks_learn_what_one_does_with_twice_the_batch(program: Program) ->
             nearly(found, wanted, 1e-9)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(program=programs(dropout=False, precision="64-true", manual=False, frozen_until=0, optimizer="momentum"))
 def test_xla_learns_what_torch_does(program: Program) -> None:
     with folder() as root:
@@ -189,7 +189,7 @@ def test_xla_learns_what_torch_does(program: Program) -> None:
         )
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(program=programs(precision="64-true", manual=False), as_graphs=st.booleans())
 def test_a_step_compiled_as_a_whole_learns_what_the_eager_step_does(program: Program, as_graphs: bool) -> None:
     """Traced only, on the CPU: a compilation takes seconds. The graphs are recorded operations."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+import template
 from lab_losses import SCRIPT, STEPS, Losses, losses
 
 from footplate.lab import Lab, why_not
@@ -28,7 +27,8 @@ def undisturbed(tmp_path_factory) -> Losses:
     """The losses of two ranks on one machine."""
     directory = tmp_path_factory.mktemp("undisturbed")
     words = [sys.executable, "-m", "footplate", "run", "--np", "2", str(SCRIPT), str(directory), "0"]
-    subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    with template.Popen(words) as process:
+        assert process.wait() == 0
     found = losses(directory)
     assert len(found) == 2 * STEPS
     assert all(len(values) == 1 for values in found.values())

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
+import warm_commands
 from lab_losses import SCRIPT, Losses, losses
 
 from footplate.lab import Command, Lab, Machine
@@ -35,20 +37,22 @@ class Training:
     nnodes: str = ""
     arguments: tuple[object, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    fresh: bool = False  # a fresh interpreter, not a fork
 
     def start(self, node_rank: int, machine: Machine | None = None, pause_s: float = 0.2) -> Command:
         """Give the command on a machine, by default on the one with the same number."""
         shutil.copy(SCRIPT, self.lab.shared)
         host = machine or self.lab.machines[node_rank]
         with (self.lab.shared / f"{host.name}.log").open("ab") as log:
-            return host.start(
-                [
-                    "footplate", "run", "--nnodes", self.nnodes or self.world, "--node-rank", node_rank, "--np", self.world,
-                    *self.options, "--master-addr", "10.77.0.10", "--master-port", PORT,
-                    f"/mnt/{self.script}", "/mnt/out", pause_s, *self.arguments,
-                ],
-                env={"FOOTPLATE_TOKEN": "a-token-for-the-lab", "OMP_NUM_THREADS": "1", **self.env}, output=log,
-            )  # fmt: skip
+            words = [
+                "run", "--nnodes", self.nnodes or self.world, "--node-rank", node_rank, "--np", self.world, *self.options,
+                "--master-addr", "10.77.0.10", "--master-port", PORT, f"/mnt/{self.script}", "/mnt/out", pause_s,
+                *self.arguments,
+            ]  # fmt: skip
+            env = {"FOOTPLATE_TOKEN": "a-token-for-the-lab", "OMP_NUM_THREADS": "1", **self.env}
+            if self.fresh:
+                return host.start(["footplate", *words], env=env, output=log)
+            return warm_commands.start(host, words, env, log)
 
     def wait_for_step(self, step: int) -> None:
         until = time.monotonic() + END_S
@@ -139,6 +143,7 @@ def test_a_machine_that_has_lost_something_is_done_without_and_takes_part_again_
 def test_host_names_of_debian_and_an_interface_that_leads_nowhere(training, undisturbed):
     """Debian gives a host's own name the address 127.0.1.1. Here nobody knows the name of another machine, either."""
     run = training()
+    run.fresh = True
     for index, machine in enumerate(run.lab.machines):
         machine.kill()
         machine.boot(hosts=f"127.0.0.1 localhost\n127.0.1.1 {machine.name}\n", stranger=f"10.99.0.{index + 1}/24")
@@ -269,7 +274,7 @@ def test_checkpoints_on_a_disk_of_one_machine_are_named_with_the_machine_that_la
     (run.lab.shared / "own_disk.py").write_text(OWN_DISK)
     commands = [run.start(0), run.start(1)]
     run.wait_for_step(8)
-    run.lab.machines[1].run(["pkill", "-9", "-f", "own_disk.py"])
+    commands[1].send_signal(signal.SIGKILL)
     commands[1].wait(END_S)
     commands[1] = run.start(1)
     assert [command.wait(END_S) for command in commands] == [1, 1], run.said()

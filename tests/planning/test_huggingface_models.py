@@ -24,7 +24,8 @@ def test_a_well_known_configuration_has_its_published_number_of_parameters(name,
 
 
 def test_a_configuration_is_planned_by_command_with_the_best_batch(tmp_path, capsys):
-    (tmp_path / "config.json").write_text((CONFIGS / "llama-small.json").read_text())
+    config = json.loads((CONFIGS / "llama-small.json").read_text()) | {"num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     argv = ["--sequence-length", "64", "--batch-size", "8", "--on", "H100:8", "--strategy", "fsdp", "--format", "json"]
     assert main(["plan", str(tmp_path), *argv]) == 0
     plan = json.loads(capsys.readouterr().out)

@@ -214,7 +214,7 @@ def test_two_captures_of_a_step_have_one_fingerprint_and_another_batch_another()
 
 def test_the_command_writes_the_plan_as_json(tmp_path, capsys):
     file = tmp_path / "plan.json"
-    assert main(["plan", "demo", "--on", "H100,T4", "--json", str(file), "--format", "json"]) == 0
+    assert main(["plan", "demo", "--on", "H100,T4", "--output", str(file), "--format", "json"]) == 0
     document = json.loads(file.read_text())
     assert json.loads(capsys.readouterr().out) == document
     assert [one["on"] for one in document["choices"]] == ["H100", "T4"]
@@ -290,7 +290,7 @@ def test_a_librarys_model_is_planned_as_a_classifier_and_that_is_said(capsys):
         (["demo", "--on", "H100x" + "9" * 5000], "no hardware that a plan knows"),
         (["demo", "--on", "H100x²"], "no hardware that a plan knows"),
         (["demo", "--precision", ""], "precision="),
-        (["demo", "--json", "no_such_folder/plan.json"], "an existing folder"),
+        (["demo", "--output", "no_such_folder/plan.json"], "an existing folder"),
         (["--model", "", "--on", "H100"], "module:callable"),
         (["--model", "..:x", "--on", "H100"], "module:callable"),
         (["--model", "no_such_package.models:x", "--on", "H100"], "can't be imported"),

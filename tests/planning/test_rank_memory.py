@@ -44,7 +44,6 @@ def whole() -> RankSteps:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout("fsdp", shards=8),
         Layout("fsdp", shards=8, reshards=False, checkpoints=True),
         Layout("model_parallel", shards=2, tensor=2),
     ],

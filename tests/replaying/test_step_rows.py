@@ -30,9 +30,10 @@ def delta(tmp_path: Path) -> str:
 
 def ids_named(run: Path, step: int, table: fp.Table | None = None) -> dict[int, list[int]]:
     """The ids of the named rows, read from their files, for each rank."""
-    ids = defaultdict(list)
-    for row in fp.rows(run, step, table).rows:
-        ids[row.rank].append(pq.read_table(row.file, columns=["id"])["id"][row.row_in_file].as_py())
+    named, ids = fp.rows(run, step, table).rows, defaultdict(list)
+    of_files = {file: pq.read_table(file, columns=["id"])["id"] for file in {row.file for row in named}}
+    for row in named:
+        ids[row.rank].append(of_files[row.file][row.row_in_file].as_py())
     return dict(ids)
 
 
@@ -242,9 +243,10 @@ class Reading(Seeing):
 
 def documents_named(run, step):
     """The named documents, read from their files, sequence by sequence."""
-    sequences = defaultdict(list)
-    for row in fp.rows(run, step).rows:
-        tokens = pq.read_table(row.file, columns=["tokens"])["tokens"][row.row_in_file].as_py()
+    named, sequences = fp.rows(run, step).rows, defaultdict(list)
+    of_files = {file: pq.read_table(file, columns=["tokens"])["tokens"] for file in {row.file for row in named}}
+    for row in named:
+        tokens = of_files[row.file][row.row_in_file].as_py()
         sequences[row.sequence].append(tokens[row.start : row.stop])
     return list(sequences.values())
 

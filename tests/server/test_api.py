@@ -19,7 +19,7 @@ from jobs.conftest import Bench, until
 from footplate.jobs.states import State
 from footplate.server.app import make_app
 from footplate.server.dependencies import ServerContext
-from server.conftest import TRAINS, Server, config, packed
+from server.conftest import Server, config, packed
 
 pytestmark = pytest.mark.engine
 
@@ -464,36 +464,3 @@ def test_a_wait_ends_when_its_client_has_gone(server: Server, bench: Bench):
     assert server("GET", "/api/jobs/abandoned_1").json["state"] != "SUCCEEDED"
     (bench.directory / "go-abandoned_1").touch()
     server.is_in("SUCCEEDED", "abandoned_1")
-
-
-@pytest.mark.slow
-def test_a_running_job_is_profiled(server: Server, bench: Bench):
-    bench.program(TRAINS)
-    submit(server, bench, "profiled_1", args=["profiled_1"])
-    server.is_in("RUNNING", "profiled_1")
-    bench.there("trains-profiled_1")
-    assert server("GET", "/api/jobs/profiled_1/profile").json["state"] == "idle"
-    assert server("POST", "/api/jobs/profiled_1/profile?steps=0").status == 422
-    assert server("POST", "/api/jobs/nobody_1/profile").status == 404
-
-    asked = server("POST", "/api/jobs/profiled_1/profile?steps=3")
-    assert (asked.status, asked.json["state"]) == (202, "waiting")
-
-    def look() -> Any:
-        profile = server("GET", "/api/jobs/profiled_1/profile").json
-        return profile if profile["state"] in ("done", "failed") else None
-
-    profile = until(look)
-    assert profile["state"] == "done", profile
-    assert profile["summary"].startswith("Profile of steps ")
-    assert profile["error"] is None
-    assert (Path(profile["directory"]) / "trace-rank0.json.gz").exists()
-
-    (bench.directory / "go-profiled_1").touch()
-    assert server("GET", "/api/jobs/profiled_1/wait?timeout=120").json["state"] == "SUCCEEDED"
-    again = server("POST", "/api/jobs/profiled_1/profile")
-    assert (again.status, again.message) == (409, "profiled_1 is SUCCEEDED: only a running job has a profile.")
-    # The files outlast the process.
-    assert server("GET", "/api/jobs/profiled_1/profile").json["state"] == "done"
-    assert server("DELETE", "/api/jobs/profiled_1").status == 204
-    assert server("GET", "/api/jobs/profiled_1/profile").status == 404

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import sqlite3
 import textwrap
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import CONTRAST, UNNAMED, WIDTHS, watched
-from jobs.conftest import PATIENCE_S, Bench
+from browsing import CONTRAST, LOOKS, UNNAMED, WIDTHS, watched
+from jobs.conftest import PATIENCE_S, Bench, until
 from playwright.sync_api import Browser, Page, expect
 
 from footplate.jobs.backends.local import machine
@@ -122,8 +122,8 @@ def test_a_job_is_followed_cancelled_resubmitted_and_deleted(server: Server, ben
 
 EXTREME = """async ([values]) => {
   const { charts } = await import("/charts.js");
-  const home = document.getElementById("main");
-  home.replaceChildren();
+  const home = document.createElement("section");
+  document.getElementById("main").replaceChildren(home);
   const series = [{ name: "loss", x: values.map((_, index) => index), y: values }];
   charts(home, [{ title: "loss", x: "step", unit: "", series }], "");
   await new Promise((resolve) => setTimeout(() => requestAnimationFrame(resolve), 100));
@@ -131,13 +131,13 @@ EXTREME = """async ([values]) => {
 }"""
 
 
-@pytest.mark.parametrize("values", [[1e308], [1e308, 1.0], [-1.7e308, 1.7e308], [5e-324], [1e-320, 5e-324]])
-def test_a_chart_of_extreme_values_has_a_curve(server: Server, page: Page, values: list[float]):
+def test_a_chart_of_extreme_values_has_a_curve(server: Server, page: Page):
     page.goto(f"{server.url}/#/check")
-    curve, drawing = page.evaluate(EXTREME, [values])
-    assert curve.startswith("M")
-    assert "NaN" not in drawing
-    assert "Infinity" not in drawing
+    for values in ([1e308], [1e308, 1.0], [-1.7e308, 1.7e308], [5e-324], [1e-320, 5e-324]):
+        curve, drawing = page.evaluate(EXTREME, [values])
+        assert curve.startswith("M"), values
+        assert "NaN" not in drawing, values
+        assert "Infinity" not in drawing, values
 
 
 CHARTS = """async () => {
@@ -357,6 +357,11 @@ def test_the_whole_output_is_searched(server: Server, bench: Bench, page: Page):
 def test_a_button_profiles_a_running_job(server: Server, bench: Bench, page: Page):
     submit(server, bench, "traced_1", TRAINS)
     bench.there("trains-traced_1")
+    server.is_in("RUNNING", "traced_1")
+    profile = "/api/jobs/traced_1/profile"
+    assert server("GET", profile).json["state"] == "idle"
+    assert server("POST", f"{profile}?steps=0").status == 422
+    assert server("POST", "/api/jobs/nobody_1/profile").status == 404
     page.goto(f"{server.url}/#/jobs/traced_1")
     expect(page.locator(".profile")).to_be_hidden()
     page.get_by_role("button", name="Profile").click()
@@ -365,9 +370,24 @@ def test_a_button_profiles_a_running_job(server: Server, bench: Bench, page: Pag
     page.reload()
     expect(page.locator(".profile pre")).to_contain_text("Profile of steps ")
 
+    # A program asks for another one.
+    asked = server("POST", f"{profile}?steps=3")
+    assert (asked.status, asked.json["state"]) == (202, "waiting")
+    made = until(lambda: (seen := server("GET", profile).json)["state"] in ("done", "failed") and seen)
+    assert (made["state"], made["error"]) == ("done", None)
+    assert made["summary"].startswith("Profile of steps ")
+    assert (Path(made["directory"]) / "trace-rank0.json.gz").exists()
+
     (bench.directory / "go-traced_1").touch()
     expect(page.get_by_role("button", name="Delete")).to_be_visible()
     expect(page.get_by_role("button", name="Profile")).to_have_count(0)
+    assert server("GET", "/api/jobs/traced_1/wait?timeout=120").json["state"] == "SUCCEEDED"
+    again = server("POST", profile)
+    assert (again.status, again.message) == (409, "traced_1 is SUCCEEDED: only a running job has a profile.")
+    # The files outlast the process.
+    assert server("GET", profile).json["state"] == "done"
+    assert server("DELETE", "/api/jobs/traced_1").status == 204
+    assert server("GET", profile).status == 404
 
 
 @pytest.mark.usefixtures("nightly")
@@ -473,7 +493,8 @@ def test_jobs_are_compared_side_by_side(server: Server, bench: Bench, browser: B
     page.goto(f"{server.url}/#/compare/rate_1,no_such_job")
     expect(page.get_by_text("There is no job no_such_job.")).to_be_visible()
     expect(page.get_by_text("The specifications are equal.")).to_be_visible()
-    for width, scheme in itertools.product(WIDTHS.values(), ("light", "dark")):
+    for name, scheme in LOOKS:
+        width = WIDTHS[name]
         context = browser.new_context(viewport=dict(zip(("width", "height"), width, strict=True)), color_scheme=scheme)  # pyright: ignore[reportArgumentType]
         page = watched(context.new_page())
         page.goto(f"{server.url}/#/compare/rate_1,rate_2")
@@ -516,8 +537,7 @@ def test_where_the_output_is_that_cant_be_shown_stands_in_its_place(server: Serv
 
 
 @pytest.mark.usefixtures("nightly")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_it_is_readable_at_every_width_and_in_both_schemes(server: Server, browser: Browser, width, scheme):
     size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
     context = browser.new_context(viewport=size, color_scheme=scheme)  # pyright: ignore[reportArgumentType]

@@ -74,8 +74,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_clip_val": 0.1}, {"accumulate_grad_batches": 3}], ids=str)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("fused", {}), ("AdamW", {"gradient_clip_val": 0.1}), ("SGD", {"accumulate_grad_batches": 3})],
+)
 def test_it_learns_and_logs_what_the_eager_step_does(make_trainer, name, settings):
     """The learning rate changes at each step, and the last batch of an epoch is smaller."""
     eager, metrics, _ = train(make_trainer, lambda: Plain(OPTIMIZERS[name]), **settings)
@@ -86,7 +88,7 @@ def test_it_learns_and_logs_what_the_eager_step_does(make_trainer, name, setting
     assert type(rate) is float
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "RMSprop"])
+@pytest.mark.parametrize("name", ["AdamW", "NAdam", "RAdam", "RMSprop"])
 def test_a_learning_rate_of_zero_changes_no_weight(make_trainer, name):
     eager, _, _ = train(make_trainer, lambda: WarmingUp(name))
     compiled, _, _ = train(make_trainer, lambda: WarmingUp(name), compile="step")
@@ -248,9 +250,9 @@ class Cut(Exception):
     pass
 
 
-@pytest.mark.parametrize("at", [3, 5])
-def test_a_resumed_run_compiles_the_shapes_of_the_first_batch(make_trainer, tmp_path, traced_only, at):
-    """At step 5 the next batch is the smaller one of an epoch."""
+def test_a_resumed_run_compiles_the_shapes_of_the_first_batch(make_trainer, tmp_path, traced_only):
+    """The run continues with the smaller batch of an epoch."""
+    at = 5
 
     class Stops(fp.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

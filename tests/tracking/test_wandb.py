@@ -88,21 +88,21 @@ def test_the_training_process_never_imports_wandb(run_dir, server):
 
 
 @pytest.mark.slow
-def test_a_run_restarted_three_times_has_the_curve_of_an_uninterrupted_run(run_dir, server):
+def test_a_run_restarted_twice_has_the_curve_of_an_uninterrupted_run(run_dir, server):
     """Each attempt is killed with 5 steps after its checkpoint, which the next attempt repeats."""
     server.start()
     state = None
-    for first in (0, 10, 20):
+    for first in (0, 10):
         state = killed_attempt("WandB", run_dir, state, range(first, first + 15), checkpoint_at=first + 9)
     logger = WandB()
     logger.load_state_dict(state)
     logger.setup(run_dir, {})
-    log_steps(logger, range(30, 40))
+    log_steps(logger, range(20, 30))
     logger.finalize("success")
 
     assert list(server.runs) == [logger.run_id]
-    assert server.run.curve("loss") == expected(range(40))
-    assert [row["_step"] for row in server.run.rows] == list(range(40))
+    assert server.run.curve("loss") == expected(range(30))
+    assert [row["_step"] for row in server.run.rows] == list(range(30))
     assert server.run.exit_code == 0
 
 

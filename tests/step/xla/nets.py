@@ -9,6 +9,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models.resnet import BasicBlock
 
 import footplate as fp
 
@@ -154,12 +155,12 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "plain": (plain, _vectors),
     "mlp": (mlp, _vectors),
     "small_resnet": (SmallResNet, _images),
-    "vit": (vit, _images),
-    "encoder": (Encoder, _padded),
+    "vit": (lambda: vit(layers=1), _images),
+    "encoder": (lambda: Encoder(layers=1), _padded),
     "gru": (Recurrent, lambda n: _sequences(30, n)),
     "gpt": (GPT, lambda n: _sequences(40, n)),
-    "resnet18": (
-        lambda: torchvision.models.resnet18(num_classes=3),
+    "resnet": (
+        lambda: torchvision.models.ResNet(BasicBlock, [1, 1, 1, 1], num_classes=3),
         lambda n: (torch.randn(n, 3, 32, 32), torch.randint(0, 3, (n,))),
     ),
 }

@@ -591,7 +591,10 @@ enter(
 )
 enter(
     [aten.grid_sampler_2d_backward.default],
-    lambda d: [call(d.n(2, 3, 4, 3), d.n(2, 3, 5, 6), d.n(2, 4, 3, 2), *settings, [True, True]) for settings in _GRIDS],
+    # Each kind, each padding and each alignment, some together: JAX differentiates what is tried above in all ways.
+    lambda d: [
+        call(d.n(2, 3, 4, 3), d.n(2, 3, 5, 6), d.n(2, 4, 3, 2), *settings, [True, True]) for settings in _GRIDS[1::2]
+    ],
 )
 _SIZES = ([4, 9], [8, 3])
 enter(

@@ -85,7 +85,7 @@ def test_a_library_model_without_weights_is_captured_and_nothing_is_missing():
     import transformers
 
     with torch.device("meta"):
-        net = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=768, n_layer=4, n_head=12))
+        net = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=768, n_layer=2, n_head=12))
         words = torch.zeros(2, 64, dtype=torch.int64)
 
     class Language(Trained):

@@ -61,14 +61,14 @@ def test_the_times_of_a_compiled_step_sum_up_and_have_no_phases(measured):
 
 
 def test_compilation_has_its_own_time_and_count_also_in_validation(measured):
-    shapes = [(torch.randn(rows, 8), torch.zeros(rows, dtype=torch.long)) for rows in (4, 5, 6, 4)]
+    shapes = [(torch.randn(rows, 8), torch.zeros(rows, dtype=torch.long)) for rows in (4, 5, 4)]
     found, windows, step = measured(Classifier(), shapes, [shapes[:2]], num_sanity_val_steps=0)
     compiled_s = sum(program.seconds for program in step.compilations)
-    assert len(step.compilations) == 5
+    assert len(step.compilations) == 4
     # It includes the captures, which happen before.
     assert compiled_s < found.seconds["compilation"] < sum(found.seconds.values())
-    # The second and the third form of training, and the second of validation.
-    assert windows[-1]["recompilations"] == 3
+    # The second form of training, and the second of validation.
+    assert windows[-1]["recompilations"] == 2
     assert windows[0]["recompilations"] == 0
 
 

@@ -15,20 +15,20 @@ from footplate.core.device_scalar import DeviceScalar
 from footplate.step.xla.runtime import program_cache
 from step.xla.trained import Steady, equal, worst
 
-ROWS = 115  # eleven batches of 10 and one of 5
+# Rows of training and of validation. Each form of batch is another capture.
+WHOLE = 60, 20  # batches of 10
+ODD = 115, 35  # and one of 5
 
 
-def fitted(make_trainer, model=None, epochs=2, rows=ROWS, ckpt_path=None, batch_size=10, **kwargs):
+def fitted(make_trainer, model=None, epochs=2, rows=WHOLE, ckpt_path=None, batch_size=10, **kwargs):
     torch.manual_seed(0)
     model = Steady() if model is None else model
     trainer = make_trainer(max_epochs=epochs, log_every_n_steps=4, **kwargs)
-    trainer.fit(model, loader(rows, batch_size), loader(35, shuffle=False), ckpt_path=ckpt_path)
+    trainer.fit(model, loader(rows[0], batch_size), loader(rows[1], shuffle=False), ckpt_path=ckpt_path)
     return model, trainer
 
 
-@pytest.mark.parametrize(
-    ("devices", "every"), [(1, "step"), (2, "epoch"), pytest.param(8, "plateau", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("devices", "every"), [(1, "step"), pytest.param(8, "plateau", marks=pytest.mark.slow)])
 def test_training_is_that_of_eager_torch(devices, every, make_trainer, tmp_path):
     torch.manual_seed(0)
     runs = []
@@ -36,8 +36,8 @@ def test_training_is_that_of_eager_torch(devices, every, make_trainer, tmp_path)
         torch.manual_seed(0)
         runs.append(
             fitted(
-                make_trainer, Steady(every), accelerator=name, devices=devices if name == "xla" else 1, precision="64-true",
-                gradient_clip_val=0.5, logger=fp.CSV(), default_root_dir=tmp_path / name,
+                make_trainer, Steady(every), rows=ODD, accelerator=name, devices=devices if name == "xla" else 1,
+                precision="64-true", gradient_clip_val=0.5, logger=fp.CSV(), default_root_dir=tmp_path / name,
             )
         )  # fmt: skip
     (wanted, eager), (found, compiled) = runs
@@ -51,7 +51,7 @@ def test_training_is_that_of_eager_torch(devices, every, make_trainer, tmp_path)
     assert rows[0][0] == rows[1][0]
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop"])
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
 def test_a_learning_rate_of_zero_changes_no_weight(name, make_trainer):
     models = []
     for accelerator in "cpu", "xla":
@@ -87,7 +87,7 @@ def test_a_run_goes_from_torch_to_xla_and_back_with_an_unbroken_curve(make_train
 
     there, found = train("mixed", adamw, [("cpu", 1), ("xla", 2), ("cpu", 1)])
     here, wanted = train("cpu", adamw, [("cpu", 1)] * 3)
-    assert len(found) == len(wanted) == 36
+    assert len(found) == len(wanted) == 18
     assert found == pytest.approx(wanted, rel=1e-5)
     assert worst(there.module, here.module) < 1e-5
 
@@ -114,8 +114,7 @@ def test_a_run_that_was_cut_off_continues_bit_for_bit(make_trainer, tmp_path):
         return {key: state[key] for key in ("state_dict", "optimizer_states", "progress", "lr_schedulers", "metrics")}
 
     whole = train("whole")
-    train("cut", max_steps=5)
-    train("cut", max_steps=17)
+    train("cut", max_steps=9)  # in the second epoch
     assert equal(train("cut"), whole)
 
 
@@ -164,7 +163,7 @@ def test_a_hook_sees_the_weights_of_its_step_and_may_change_them(make_trainer):
     seen = {}
     for name in ("cpu", "xla"):
         seen[name] = Zeroes()
-        fitted(make_trainer, epochs=1, rows=60, accelerator=name, callbacks=[seen[name]], enable_checkpointing=False)
+        fitted(make_trainer, epochs=1, accelerator=name, callbacks=[seen[name]], enable_checkpointing=False)
     assert len(set(seen["xla"].norms)) == 6
     assert seen["xla"].norms == pytest.approx(seen["cpu"].norms, rel=1e-5)
     assert float((seen["xla"].biases[3] - 7.0).abs().max()) < 1.0
@@ -175,7 +174,7 @@ def test_a_hook_sees_the_weights_of_its_step_and_may_change_them(make_trainer):
 def test_averaged_weights_are_those_of_eager_torch(make_trainer):
     runs = [
         fitted(
-            make_trainer, epochs=1, rows=60, accelerator=name, callbacks=[fp.EMAWeightAveraging(0.5)],
+            make_trainer, epochs=1, accelerator=name, callbacks=[fp.EMAWeightAveraging(0.5)],
             enable_checkpointing=False,
         )
         for name in ("cpu", "xla")
@@ -197,12 +196,12 @@ def test_what_stops_and_saves_does_so_as_with_eager_torch(make_trainer, tmp_path
         )  # fmt: skip
         ends.append((made.global_step, [path.rsplit("/", 1)[-1] for path in best.best_k_models], stop.stopped_epoch))
     assert ends[0] == ends[1]
-    assert 15 <= ends[0][0] < 360
+    assert 15 <= ends[0][0] < 180
 
 
 def test_another_form_of_batch_compiles_once_more_and_says_so(make_trainer, caplog):
     with caplog.at_level(logging.WARNING, "footplate"):
-        _, made = fitted(make_trainer, epochs=3, accelerator="xla", enable_checkpointing=False)
+        _, made = fitted(make_trainer, rows=ODD, accelerator="xla", enable_checkpointing=False)
     again = [record.getMessage() for record in caplog.records if "compiled again" in record.getMessage()]
     assert len(again) == 2  # training and validation, for their last batches
     assert "Steady.training_step was compiled again (program 2" in again[0]
@@ -226,7 +225,7 @@ def test_an_attribute_that_a_hook_changes_counts_from_then_on(make_trainer, capl
         runs = []
         for name in ("cpu", "xla"):
             torch.manual_seed(0)
-            runs.append(fitted(make_trainer, Scaled(), rows=50, accelerator=name, enable_checkpointing=False)[0])
+            runs.append(fitted(make_trainer, Scaled(), accelerator=name, enable_checkpointing=False)[0])
     assert worst(runs[1], runs[0]) < 1e-5
     assert "self.scale was 1.0 when the step was captured and is 0.5 now" in caplog.text
 
@@ -238,7 +237,7 @@ def test_a_parameter_that_is_frozen_on_the_way_stays(make_trainer):
             self.then = pl_module.net[0].weight.detach().clone()
 
     callback = Freezes()
-    model, _ = fitted(make_trainer, accelerator="xla", rows=50, callbacks=[callback], enable_checkpointing=False)
+    model, _ = fitted(make_trainer, accelerator="xla", callbacks=[callback], enable_checkpointing=False)
     assert torch.equal(model.net[0].weight, callback.then)
 
 
@@ -258,7 +257,7 @@ def test_a_setting_of_the_optimizer_that_changes_in_every_step_is_refused(make_t
             return [optimizer], [{"scheduler": Decays(optimizer, 1), "interval": "step"}]
 
     with pytest.raises(fp.ConfigError, match=r"compiled 4 times.* weight_decay of SGD's group 0 was"):
-        fitted(make_trainer, Decaying(), rows=200, accelerator="xla", enable_checkpointing=False)
+        fitted(make_trainer, Decaying(), accelerator="xla", enable_checkpointing=False)
 
 
 class Predicts(Steady):
@@ -313,7 +312,7 @@ def test_batch_norm_that_is_synchronised_sees_the_whole_batch(make_trainer):
         torch.manual_seed(0)
         found.append(
             fitted(
-                make_trainer, Normed(), rows=96, batch_size=16, accelerator=name, precision="64-true",
+                make_trainer, Normed(), rows=(96, 20), batch_size=16, accelerator=name, precision="64-true",
                 enable_checkpointing=False, **kwargs,
             )[0]
         )  # fmt: skip

@@ -16,7 +16,7 @@ from footplate.step.xla.runtime.sharding import SMALL, layout
 from step.xla.trained import Steady, equal, worst
 
 
-def batches(rows=45, size=10):
+def batches(rows=50, size=10):
     """A list of batches, which any thread may read."""
     x, y = dataset(rows).tensors
     return list(zip(x.split(size), y.split(size), strict=True))

@@ -1,12 +1,14 @@
 """Two processes with two devices each train one model, like one process with four devices, and like the CPU.
 
-Most processes are forks of a process that has imported torch and JAX (`forks.py`), and find each other's compiled programs.
-The first test begins with fresh interpreters, which compile all programs. The last one starts a launcher.
+Most processes are forks of a process that has imported torch and JAX (`template.py`), and find each other's compiled
+programs.
+The first test begins with fresh interpreters, which compile all programs. The last one starts launchers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -14,8 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forks
 import pytest
+import template
 import torch
 from ports import free_port as port_of_ours
 
@@ -49,14 +51,14 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(cache):
     """A function that runs forked processes. It returns (output, exit code) of each."""
 
     def run(root, accelerator, processes, **given):
-        words = asked(root, accelerator, processes, **given)
-        command = ["-m", "step.xla.process", words]
-        return ended([forks.start(command, environ, one_output=True) for environ in environments(cache, processes)])
+        command = [sys.executable, "-m", "step.xla.process", asked(root, accelerator, processes, **given)]
+        fork = functools.partial(template.Popen, packages=template.WITH_JAX)
+        return ended([piped(command, environ, fork) for environ in environments(cache, processes)])
 
     return run
 
@@ -75,8 +77,8 @@ def environments(cache, processes):
     return [{**environment(cache), **told, "RANK": str(rank)} for rank in range(processes)]
 
 
-def piped(command, environ):
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def piped(command, environ, start=subprocess.Popen):
+    return start(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def asked(root, accelerator, processes, *, model="steady", train=("shared", 40), val=("shared", 18), **given):
@@ -119,22 +121,26 @@ def compare(root, found, other, wanted):
         assert one == pytest.approx(metric, rel=1e-6, abs=1e-6)
 
 
+@pytest.fixture(scope="module")
+def on_cpu(run, tmp_path_factory):
+    """The directory and the result of the plain training on the CPU."""
+    root = tmp_path_factory.mktemp("cpu")
+    return root, run(root, "cpu", 1)
+
+
 @pytest.mark.slow
-def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(cache, run, tmp_path):
-    wanted = run(tmp_path / "cpu", "cpu", 1)
+def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(cache, run, on_cpu, tmp_path):
     run_fresh(cache, tmp_path / "xla", "xla", 2, max_epochs=1)
     assert list((cache / "footplate/xla").iterdir())  # the second run finds its programs there
     found = run(tmp_path / "xla", "xla", 2)
-    compare(tmp_path / "xla", found, tmp_path / "cpu", wanted)
+    compare(tmp_path / "xla", found, *on_cpu)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "given", [{}, {"sync_batchnorm": True, "iterations_per_loop": 2}, {"strategy": "fsdp"}], ids=str
-)
+@pytest.mark.parametrize("given", [{}, {"strategy": "fsdp", "sync_batchnorm": True, "iterations_per_loop": 2}], ids=str)
 def test_rows_that_the_processes_do_not_divide_count_as_in_one_process(given, run, tmp_path):
     """The last batch has 3 of 8 rows, so one process has 1 and the other 2. Dropout and BatchNorm act as in one process."""
-    given = {"model": "drawing", "train": ("shared", 43), "val": ("shared", 13), **given}
+    given = {"model": "drawing", "train": ("shared", 43), "limit_val_batches": 0, **given}
     wanted, found = (run(tmp_path / str(processes), "xla", processes, **given) for processes in (1, 2))
     compare(tmp_path / "2", found, tmp_path / "1", wanted)
     assert metrics(found)[0]["rows"] == 43
@@ -181,9 +187,8 @@ def test_when_one_process_raises_the_other_does_not_wait_for_it_for_ever(run, tm
 
 
 @pytest.mark.slow
-def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(cache, run, tmp_path):
+def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(cache, on_cpu, tmp_path):
     """JAX aborts the other process. The launcher reports the first failure. One machine runs two machines' commands."""
-    wanted = run(tmp_path / "cpu", "cpu", 1)
     root, port = tmp_path / "xla", str(ports())
     common = [
         "--nnodes",
@@ -199,13 +204,15 @@ def test_when_the_first_process_is_killed_all_are_started_again_and_go_on(cache,
     ]
     footplate = [sys.executable, "-m", "footplate", "run"]
     environ = {**environment(cache), "FOOTPLATE_TOKEN": "secret-of-these-machines"}
-    words = asked(root, "xla", 2, dies=True)
-    children = [piped([*footplate, "--node-rank", str(node), *common, words], environ) for node in range(2)]
+    words = asked(root, "xla", 2, val=("shared", 8), dies=True)
+    children = [
+        piped([*footplate, "--node-rank", str(node), *common, words], environ, template.Popen) for node in range(2)
+    ]
     (output, code), (_, other) = ended(children)
     assert [code, other] == [0, 0], output
     assert "rank 0 was killed by SIGKILL in attempt 0; attempt 1 starts now" in output
     assert "begins at step 5" in output, output
-    compare(root, [], tmp_path / "cpu", wanted)
+    compare(root, [], *on_cpu)
 
 
 def test_the_first_process_is_found_beside_torchs_port():

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forks
 import pytest
+import template
 import torch
 from models.small import loader
 
@@ -23,14 +23,24 @@ from step.xla.trained import Steady, equal
 TESTS = Path(__file__).parents[2]
 
 
-def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own, where JAX has not started."""
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+def environment(**environ: str) -> dict[str, str]:
+    """Environment of this process with the tests' modules on the path, without the settings for its own devices."""
     clean = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return subprocess.run(
-        [sys.executable, "-c", script], env={**clean, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", **environ},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    return {**clean, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "JAX_PLATFORMS": "cpu", **environ}
+
+
+def output_of(code: str, tmp_path: Path) -> str:
+    """Output of a program in a process of its own, where JAX has started no devices."""
+    script = tmp_path / "program.py"
+    script.write_text(code)
+    return forked([sys.executable, script], environment())[1]
+
+
+def forked(command: list[object], environ: dict[str, str]) -> tuple[int, str]:
+    """Exit status and output of a program in a fork of a process that has imported JAX."""
+    process = template.Popen(command, packages=template.WITH_JAX, env=environ, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate(timeout=200)
+    return process.returncode, output
 
 
 @pytest.mark.parametrize(
@@ -61,13 +71,13 @@ def test_a_step_runs_on_the_device_that_was_asked_for(make_trainer):
     assert set(devices) == {5}
 
 
-def test_the_trainer_starts_as_many_virtual_devices_as_it_is_asked_for():
+def test_the_trainer_starts_as_many_virtual_devices_as_it_is_asked_for(tmp_path):
     made = 'import footplate as fp; fp.Trainer(accelerator="xla", devices=3, max_epochs=1)'
     script = f"{made}; import jax; print(len(jax.devices()))"
-    assert python(script).stdout == "3\n"
+    assert output_of(script, tmp_path) == "3\n"
 
 
-def test_a_trainer_that_comes_too_late_for_its_devices_says_what_to_do():
+def test_a_trainer_that_comes_too_late_for_its_devices_says_what_to_do(tmp_path):
     script = """if True:
         import jax, footplate as fp
         jax.devices()
@@ -76,7 +86,7 @@ def test_a_trainer_that_comes_too_late_for_its_devices_says_what_to_do():
         except fp.ConfigError as error:
             print(error)
     """
-    said = python(script).stdout
+    said = output_of(script, tmp_path)
     assert "devices=8: JAX was started before with 1 device(s)" in said
     assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in said
 
@@ -110,7 +120,10 @@ def test_the_doctor_knows_both_without_starting_jax():
         found = {one.name: one for one in examine().accelerators}
         print(found["xla"].usable, found["tpu"].usable, found["xla"].details[0][0], "jax" in sys.modules)
     """
-    assert python(script).stdout == "True False jax False\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+    assert ended.stdout == "True False jax False\n"
     assert "no TPU" in (examine_accelerator(TPU()).reason or "")
 
 
@@ -246,16 +259,12 @@ fp.Trainer(
 def test_a_process_that_is_terminated_saves_and_another_continues_bit_for_bit(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(KILLED)
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    environ = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environ = environment(XDG_CACHE_HOME=str(tmp_path / "cache"))
 
-    def run(root: str, ends_at: int) -> int | None:
-        process = forks.start([script, tmp_path / root, ends_at], environ)
-        process.communicate(timeout=200)
-        return process.returncode
+    def run(root: str, ends_at: int) -> int:
+        return forked([sys.executable, script, tmp_path / root, ends_at], environ)[0]
 
-    fresh = [sys.executable, script, tmp_path / "whole", "-1"]
-    assert subprocess.run(fresh, env=environ, timeout=200, check=False).returncode == 0
+    assert run("whole", -1) == 0
     assert run("cut", 4) == 128 + signal.SIGTERM
     assert run("cut", -1) == 0
     states = [checkpoint.load(checkpoint.newest([tmp_path / root / "checkpoints"])) for root in ("whole", "cut")]
@@ -328,14 +337,12 @@ def test_linear_algebra_that_checks_its_result_is_refused_with_its_line(tmp_path
         trainer.fit(Solves(), loader(20))
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_child_that_was_given_to_torch_compile_is_captured_as_it_was(tmp_path, in_place):
-    models = [Steady(), Steady()]
-    models[1].load_state_dict(models[0].state_dict())
-    if in_place:
-        models[1].net[0].compile()
-    else:
-        models[1].net = torch.compile(models[1].net)
+def test_a_child_that_was_given_to_torch_compile_is_captured_as_it_was(tmp_path):
+    plain, child, in_place = models = [Steady(), Steady(), Steady()]
+    for model in models:
+        model.load_state_dict(plain.state_dict())
+    child.net = torch.compile(child.net)
+    in_place.net[0].compile()
 
     for index, model in enumerate(models):
         fp.Trainer(
@@ -343,5 +350,5 @@ def test_a_child_that_was_given_to_torch_compile_is_captured_as_it_was(tmp_path,
             default_root_dir=tmp_path / str(index), enable_model_summary=False, enable_checkpointing=False,
         ).fit(model, loader(20))  # fmt: skip
 
-    found = [list(model.parameters()) for model in models]
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    for model in (child, in_place):
+        assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), model.parameters(), strict=True))

@@ -242,13 +242,12 @@ def test_an_optimizer_that_does_not_begin_with_zeros_is_refused(begins, said):
         capture_training(module, Lion(module.parameters(), begins=begins), batches[0])
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_accumulated_batches_make_eager_torchs_steps(devices):
+def test_accumulated_batches_make_eager_torchs_steps():
     module, batches = made(steps=6)
     reference = copy.deepcopy(module)
     mine, other = OPTIMIZERS["AdamW"](module.parameters()), OPTIMIZERS["AdamW"](reference.parameters())
     with jax.enable_x64(True):
-        losses = fit(module, mine, batches, devices, accumulate_grad_batches=3)
+        losses = fit(module, mine, batches, devices=2, accumulate_grad_batches=3)
     assert losses == pytest.approx(eager(reference, other, batches, 3), rel=1e-6)
     assert worst(module, reference) <= 1e-5
     assert mine.state_dict()["state"][1]["step"] == 2
@@ -434,16 +433,17 @@ def adversaries(module: Any) -> list[torch.optim.Optimizer]:
     ]
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_two_optimizers_by_hand_train_as_in_eager_torch(devices, make_trainer):
+def test_two_optimizers_by_hand_train_as_in_eager_torch(make_trainer):
     module, batches = made(Adversaries)
     reference = copy.deepcopy(module)
     reference.configure_optimizers = lambda: adversaries(reference)
+    optimizers = adversaries(module)
     with jax.enable_x64(True):
-        fit(module, adversaries(module), batches, devices)
+        programs = Programs(module, optimizers, batches[0], devices=2)
+        programs.fit(module, optimizers, batches)
     make_trainer(max_epochs=1).fit(reference, batches)
     assert worst(module, reference) <= 1e-5
-    assert capture_training(module, adversaries(module), batches[0]).steps == 2
+    assert programs.made[True][0].steps == 2
 
 
 def test_gradients_that_would_outlive_a_step_by_hand_are_refused():
