@@ -9,6 +9,8 @@ VENV ?= .venv
 PIP_ARGS ?=
 MINUTES ?= 60
 BIN := $(VENV)/bin
+# The suite starts hundreds of processes, which would each compile what they import.
+unexport PYTHONDONTWRITEBYTECODE
 # pip would compile all modules that it installs, for a minute. Python compiles those that it imports.
 INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
 LOCK := requirements/constraints.txt

@@ -10,8 +10,6 @@ import sys
 from collections import deque
 from typing import Any
 
-from footplate.core import html
-
 # The last epochs that stay visible.
 LINES = 10
 
@@ -39,6 +37,8 @@ class NotebookProgress:
             total: all batches; None if their number isn't known.
         """
         from IPython.display import display
+
+        from footplate.core import html
 
         above = [f"… {self._left_out} earlier epochs", *self._lines] if self._left_out else list(self._lines)
         text = "\n".join([*above, line] if line else above)

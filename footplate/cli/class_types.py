@@ -48,12 +48,13 @@ MODELS = (Module, LightningModule)
 DATA = (DataModule, LightningDataModule)
 CALLBACKS = Callback | LightningCallback | list[Callback | LightningCallback] | None
 
+# Loggers and callbacks are imported here, because jsonargparse finds only imported classes by their short names.
 LOGGERS = tuple(getattr(tracking, name) for name in tracking.__all__ if name not in ("Logger", "Status"))
-"""The loggers. They are imported here, because jsonargparse finds only imported classes by their short names."""
+_CALLBACKS = (*(getattr(callbacks, name) for name in callbacks.__all__ if name != "Callback"), Report)
 
 SHORT_NAMES = {
     "data": (TableDataModule.__name__,),
-    "trainer.callbacks": (*(name for name in callbacks.__all__ if name != "Callback"), Report.__name__),
+    "trainer.callbacks": tuple(callback.__name__ for callback in _CALLBACKS),
     "trainer.logger": tuple(logger.__name__ for logger in LOGGERS),
 }
 """The classes that an option accepts without their module, for suggestions in errors."""

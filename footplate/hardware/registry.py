@@ -1,4 +1,4 @@
-"""The registry of accelerators: the built-in ones and those of installed packages.
+"""The registry of accelerators: the built-in ones and those of installed packages. A module is imported when it is used.
 
 A package adds an accelerator through the entry-point group `footplate.accelerators`. The entry point's name is the
 accelerator's name, so that finding a name imports only the package that owns it. If a package can't be used (its import
@@ -8,6 +8,7 @@ reason. So a broken package appears in `footplate doctor` and affects nothing el
 
 from __future__ import annotations
 
+import pkgutil
 import warnings
 from importlib.metadata import EntryPoint
 
@@ -16,15 +17,17 @@ import torch
 from footplate.core.entry_points import entry_points
 from footplate.core.errors import ConfigError, did_you_mean
 from footplate.hardware.base import Accelerator, Device
-from footplate.hardware.cpu import CPU
-from footplate.hardware.cuda import CUDA
-from footplate.hardware.mps import MPS
-from footplate.hardware.tpu.torch_tpu import TorchTPU
-from footplate.hardware.xla import TPU, XLA
 
 GROUP = "footplate.accelerators"
 
-_BUILT_IN: dict[str, type[Accelerator]] = {kind.name: kind for kind in (CPU, CUDA, MPS, TPU, TorchTPU, XLA)}
+_BUILT_IN = {
+    "cpu": "footplate.hardware.cpu:CPU",
+    "cuda": "footplate.hardware.cuda:CUDA",
+    "mps": "footplate.hardware.mps:MPS",
+    "tpu": "footplate.hardware.xla:TPU",
+    "torch_tpu": "footplate.hardware.tpu.torch_tpu:TorchTPU",
+    "xla": "footplate.hardware.xla:XLA",
+}
 # "gpu" means the first usable accelerator of these.
 _GPUS = ("cuda", "mps")
 
@@ -58,7 +61,7 @@ class BrokenPlugin(Accelerator):
 
 def accelerators() -> list[Accelerator]:
     """List all known accelerators, usable or not, in `"auto"`'s order of preference."""
-    known = [kind() for kind in _BUILT_IN.values()] + [_load(entry) for entry in entry_points(GROUP)]
+    known = [_built_in(name) for name in _BUILT_IN] + [_load(entry) for entry in entry_points(GROUP)]
     return sorted(known, key=lambda accelerator: -accelerator.priority)
 
 
@@ -115,7 +118,7 @@ def _usable(accelerator: Accelerator) -> Accelerator:
 def _any_gpu() -> Accelerator:
     reasons = []
     for name in _GPUS:
-        accelerator = _BUILT_IN[name]()
+        accelerator = _built_in(name)
         reason = why_unavailable(accelerator)
         if reason is None:
             return accelerator
@@ -125,13 +128,17 @@ def _any_gpu() -> Accelerator:
 
 def _by_name(name: str) -> Accelerator:
     if name in _BUILT_IN:
-        return _BUILT_IN[name]()
+        return _built_in(name)
     entries = entry_points(GROUP)
     for entry in entries:
         if entry.name.lower() == name:
             return _load(entry)
     known = {"auto", "gpu", *_BUILT_IN, *(entry.name for entry in entries)}
     raise ConfigError(f'accelerator="{name}": no accelerator has this name. {did_you_mean(name, known)}')
+
+
+def _built_in(name: str) -> Accelerator:
+    return pkgutil.resolve_name(_BUILT_IN[name])()
 
 
 def _load(entry: EntryPoint) -> Accelerator:

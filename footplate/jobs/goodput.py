@@ -23,7 +23,8 @@ from pathlib import Path
 
 from footplate.catalog.prices import Price, price_of_replicas
 from footplate.core.errors import ConfigError, MissingExtra, Unavailable
-from footplate.core.goodput import NAME, Cause, Ledger, MonitorFile, Session, Stretch, ledger
+from footplate.core.goodput import NAME, Cause, Ledger, MonitorFile, Session, Stretch
+from footplate.core.goodput.ledger import ledger
 from footplate.core.goodput.run_ledger import damaged_note
 from footplate.jobs.backends.local import machine
 from footplate.jobs.execution import BUCKETS

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from footplate.callbacks import ModelCheckpoint
 from footplate.checkpoint.storage import to_place
 from footplate.core.errors import ConfigError
-from footplate.core.goodput import goodput
 from footplate.core.time_split import TimeSplit
 from footplate.launch import worker
 from footplate.monitoring import measures
@@ -247,6 +246,8 @@ class Monitor:
         """Send the share of the time of all attempts in which steps were made that count to the loggers."""
         if self._file.path is None:
             return
+        from footplate.core.goodput import goodput
+
         with contextlib.suppress(ConfigError):
             share = goodput(run.run_dir).goodput
             for logger in run.recorders:

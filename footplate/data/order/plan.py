@@ -39,7 +39,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.random import Generator, default_rng
 
 from footplate.core.errors import DataError
 from footplate.data.order.window_edges import distinct, find_window_edges, streams_of
@@ -335,6 +334,6 @@ def _with_group(part: GroupSlice) -> np.ndarray:
     return np.stack([np.full(len(rows), part.group), rows], axis=1)
 
 
-def purpose_generator(seed: int, epoch: int, purpose: int, number: int) -> Generator:
+def purpose_generator(seed: int, epoch: int, purpose: int, number: int) -> np.random.Generator:
     """Return the generator of a purpose (`BATCH_ORDER`, …), an epoch and a number, such as that of a window."""
-    return default_rng([seed, epoch, purpose, number])
+    return np.random.default_rng([seed, epoch, purpose, number])

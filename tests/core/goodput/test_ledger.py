@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from footplate.core.goodput import Cause, Ledger, Stretch, ledger, read_sessions
+from footplate.core.goodput import Cause, Ledger, Stretch, read_sessions
+from footplate.core.goodput.ledger import ledger
 from footplate.core.goodput.result import sums
 from footplate.core.goodput.text import lines_of
 
