@@ -29,7 +29,7 @@ Libraries set such variables, too, when they are imported. So that a launch does
 begins with the variables of the beginning (`restore_variables`), and `SET_BY_IMPORTS` don't count.
 
 A program in a fork makes all of its fork servers from itself: before it runs, it forks a template of its own
-(`install_in_fork`).
+(`install_in_fork`). So does each process of xdist, for its programs with JAX and Lightning, which it has imported.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Popen(subprocess.Popen[Any]):
         request = {
             "arguments": [str(argument) for argument in args[1:]], "environment": dict(os.environ if env is None else env),
             "directory": str(cwd or Path.cwd()), "path": sys.path, "fds": [0, 1, 2, *pass_fds],
-            "session": start_new_session, "launches": self._launches,
+            "session": start_new_session, "launches": self._launches, "tests": self._packages == OF_THE_SUITE,
         }  # fmt: skip
         self.pid = template(self._packages).fork(request, [*standard, *pass_fds])
         self._child_created = True
@@ -282,20 +282,25 @@ def install_for_uploaders() -> None:
 
 def install_in_fork() -> None:
     """Fork the fork servers and agents of this process, which is a fork itself, from a template that is forked now."""
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        _serve(theirs)
-    theirs.close()
     _templates.clear()
-    _templates[PACKAGES] = Template(pid, ours, os.environ)
+    _templates[PACKAGES] = _forked_template()
 
     def start(key: ServerKey, environment: Mapping[str, str], directory: str) -> ServerProcess:
         return (_start_fork if template().fits(key) else _start_fresh)(key, environment, directory)
 
     fork_server_pool.start = start
     member.start_agent = _fork_agent
+
+
+def _forked_template() -> Template:
+    """Fork this process as a template."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _serve(theirs)
+    theirs.close()
+    return Template(pid, ours, os.environ)
 
 
 _start_fresh = fork_server_pool.start
@@ -377,6 +382,9 @@ def _become(request: Mapping[str, Any], fds: Sequence[int]) -> None:
         program, *arguments = arguments
     if request["launches"]:
         install_in_fork()
+    if request["tests"]:
+        _templates.clear()
+        _templates.update(dict.fromkeys((WITH_JAX, WITH_LIGHTNING), _forked_template()))
     if program == "-m":
         sys.argv[:] = arguments
         sys.path.insert(0, str(Path.cwd()))
