@@ -321,10 +321,10 @@ def _secret(value: str, argument: str) -> str:
     """
     if not value.startswith("$"):
         return value
-    found = os.environ.get(value[1:])
-    if not found:
+    secret = os.environ.get(value[1:])
+    if not secret:
         raise ConfigError(f"{argument}: the environment variable {value[1:]} is not set.")
-    return found
+    return secret
 
 
 def _reason(error: Exception) -> str:

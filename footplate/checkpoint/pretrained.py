@@ -189,14 +189,14 @@ def _faults(module: nn.Module, weights: list[_Weight], stored: Mapping[str, Stor
         if not _converts(source.dtype, weight.tensor.dtype)
     ]
     labels = (("it lacks", missing), ("it has unknown", unknown), ("shapes differ:", shapes), ("types differ:", types))
-    faults = [f"{label} {_few(found)}" for label, found in labels if found]
+    faults = [f"{label} {_few(faulty)}" for label, faulty in labels if faulty]
     hint = _hint(names, stored, prefix) if missing else ""
     return [*faults, hint] if hint else faults
 
 
-def _few(found: list[str]) -> str:
-    more = len(found) - _SHOWN
-    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _few(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _converts(source: torch.dtype, target: torch.dtype) -> bool:

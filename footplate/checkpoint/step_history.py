@@ -133,9 +133,13 @@ def hash_weights(module: torch.nn.Module) -> str:
     if any(is_lazy(tensor) for _, tensor in named):
         return ""
     tensors = {name: tensor.detach() for name, tensor in named}
-    if not all(type(one) is Tensor and one.layout is torch.strided and not one.is_meta for one in tensors.values()):
+    if not all(
+        type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_meta for tensor in tensors.values()
+    ):
         return ""
-    return hashed([[name, str(one.dtype), str(tuple(one.shape)), _checksum(one)] for name, one in tensors.items()])
+    return hashed(
+        [[name, str(tensor.dtype), str(tuple(tensor.shape)), _checksum(tensor)] for name, tensor in tensors.items()]
+    )
 
 
 def _checksum(tensor: Tensor) -> int:

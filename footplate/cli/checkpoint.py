@@ -62,8 +62,8 @@ def _inspect(path: str, verify: bool, form: Format) -> int:
     from footplate.checkpoint.inspection import inspect
 
     infos = inspect(path, verify)
-    found = [asdict(info) for info in infos]
-    show_as(form, found, lambda: render(infos[0]) if len(infos) == 1 else render_all(infos))
+    descriptions = [asdict(info) for info in infos]
+    show_as(form, descriptions, lambda: render(infos[0]) if len(infos) == 1 else render_all(infos))
     return int(any(info.fault for info in infos))
 
 

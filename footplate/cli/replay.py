@@ -50,35 +50,37 @@ def run(name: str, argv: Sequence[str]) -> int:
     # What the program of the run prints doesn't belong to JSON or YAML.
     try:
         with contextlib.nullcontext() if args.format == "table" else contextlib.redirect_stdout(sys.stderr):
-            found = replay(args.run, args.step, debug=args.debug)
+            replayed = replay(args.run, args.step, debug=args.debug)
     except bdb.BdbQuit:
         return 0
     if args.output is not None:
-        _write(found, args.output)
-    show_as(args.format, summary(found), lambda: render(found))
+        _write(replayed, args.output)
+    show_as(args.format, summary(replayed), lambda: render(replayed))
     return 0
 
 
-def _write(found: Replay, path: str) -> None:
+def _write(replayed: Replay, path: str) -> None:
     import torch
 
     names = ("step", "epoch", "batch_indices", "batches", "losses", "gradients")
-    torch.save({name: getattr(found, name) for name in names}, path)
+    torch.save({name: getattr(replayed, name) for name in names}, path)
 
 
-def summary(found: Replay) -> dict[str, Any]:
+def summary(replayed: Replay) -> dict[str, Any]:
     """Describe a replayed step in plain values. Numbers are given exactly, as hexadecimal floats too."""
     return {
-        "step": found.step,
-        "epoch": found.epoch,
-        "batch_indices": found.batch_indices,
-        "checkpoint": found.checkpoint,
-        "first_step": found.first_step,
-        "begins_inside": found.begins_inside,
-        "batches": [[dict(_tensors(batch)) for batch in of_rank] for of_rank in found.batches],
-        "losses": [[None if loss is None else float(loss) for loss in of_rank] for of_rank in found.losses],
-        "losses_hex": [[None if loss is None else float(loss).hex() for loss in of_rank] for of_rank in found.losses],
-        "gradients": {name: _figures(gradient) for name, gradient in found.gradients.items()},
+        "step": replayed.step,
+        "epoch": replayed.epoch,
+        "batch_indices": replayed.batch_indices,
+        "checkpoint": replayed.checkpoint,
+        "first_step": replayed.first_step,
+        "begins_inside": replayed.begins_inside,
+        "batches": [[dict(_tensors(batch)) for batch in of_rank] for of_rank in replayed.batches],
+        "losses": [[None if loss is None else float(loss) for loss in of_rank] for of_rank in replayed.losses],
+        "losses_hex": [
+            [None if loss is None else float(loss).hex() for loss in of_rank] for of_rank in replayed.losses
+        ],
+        "gradients": {name: _figures(gradient) for name, gradient in replayed.gradients.items()},
     }
 
 
@@ -109,7 +111,7 @@ def _figures(gradient: Tensor) -> dict[str, Any]:
     }
 
 
-def render(found: Replay) -> RenderableType:
+def render(replayed: Replay) -> RenderableType:
     """Draw the batches, the losses and a table of the gradients."""
     from rich import box
     from rich.console import Group
@@ -117,21 +119,21 @@ def render(found: Replay) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    begin = "the beginning of the run" if found.checkpoint is None else found.checkpoint
-    again = found.step - 1 - found.first_step
+    begin = "the beginning of the run" if replayed.checkpoint is None else replayed.checkpoint
+    again = replayed.step - 1 - replayed.first_step
     steps = "1 step" if again == 1 else f"{again:,} steps"
-    lines = [f"step {found.step:,} of epoch {found.epoch}, {steps} after {begin}"]
-    if found.begins_inside:
+    lines = [f"step {replayed.step:,} of epoch {replayed.epoch}, {steps} after {begin}"]
+    if replayed.begins_inside:
         lines.append("That checkpoint is between two batches of the step: only the later batches are here.")
-    for rank, (batches, losses) in enumerate(zip(found.batches, found.losses, strict=True)):
-        for index, batch, loss in zip(found.batch_indices, batches, losses, strict=True):
+    for rank, (batches, losses) in enumerate(zip(replayed.batches, replayed.losses, strict=True)):
+        for index, batch, loss in zip(replayed.batch_indices, batches, losses, strict=True):
             content = ", ".join(f"{name} {kind}" for name, kind in _tensors(batch))
             value = "skipped" if loss is None else f"loss {float(loss)!r}"
             lines.append(f"rank {rank}, batch {index}: {value}; {content}")
 
     columns = [Column(name, justify="right") for name in ("norm", "largest", "not finite")]
     grid = Grid(Column("gradient", overflow="fold"), "shape", *columns, box=box.SIMPLE_HEAD)
-    for name, gradient in found.gradients.items():
+    for name, gradient in replayed.gradients.items():
         figures = _figures(gradient)
         largest = "" if figures["largest"] is None else f"{figures['largest']:.6g}"
         shape = str(tuple(figures["shape"]))

@@ -39,34 +39,36 @@ def run(name: str, argv: Sequence[str]) -> int:
 
     from footplate.replaying.step_rows import rows
 
-    found = rows(args.run, args.step)
+    step_rows = rows(args.run, args.step)
     if args.format == "table":
-        print("\n".join(heading(found)))
-    show_as(args.format, asdict(found), lambda: render(found))
+        print("\n".join(heading(step_rows)))
+    show_as(args.format, asdict(step_rows), lambda: render(step_rows))
     return 0
 
 
-def heading(found: StepRows) -> list[str]:
+def heading(step_rows: StepRows) -> list[str]:
     """Return lines about the step, its tables and its files, which have numbers in the table below.
 
     The names of a Delta table's files are too long for a column.
     """
-    first, last = found.batches[0], found.batches[-1]
+    first, last = step_rows.batches[0], step_rows.batches[-1]
     batches = f"batch {first}" if first == last else f"batches {first} to {last}"
-    ranks = "1 rank" if found.ranks == 1 else f"{found.ranks} ranks"
-    lines = [f"step {found.step:,}: {batches} of epoch {found.epoch} (all from 0), {ranks}, {len(found.rows):,} rows"]
-    tables = _tables_of(found)
+    ranks = "1 rank" if step_rows.ranks == 1 else f"{step_rows.ranks} ranks"
+    lines = [
+        f"step {step_rows.step:,}: {batches} of epoch {step_rows.epoch} (all from 0), {ranks}, {len(step_rows.rows):,} rows"
+    ]
+    tables = _tables_of(step_rows)
     for loader, (table, version) in tables.items():
         which = f"table of loader {loader}" if len(tables) > 1 else "table"
         lines.append(f"{which}: {table}" + ("" if version is None else f", version {version}"))
-    files = _files_of(found)
+    files = _files_of(step_rows)
     folder = _folder_of(files)
     lines += [f"files in {folder}"] if folder else []
     lines += [f"file {number}: {file.removeprefix(folder)}" for number, file in enumerate(files)]
     return lines
 
 
-def render(found: StepRows) -> RenderableType:
+def render(step_rows: StepRows) -> RenderableType:
     """Draw the rows as a table."""
     from rich import box
     from rich.console import Group
@@ -74,14 +76,14 @@ def render(found: StepRows) -> RenderableType:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    several_loaders = len(_tables_of(found)) > 1
-    is_packed = any(row.sequence is not None for row in found.rows)
+    several_loaders = len(_tables_of(step_rows)) > 1
+    is_packed = any(row.sequence is not None for row in step_rows.rows)
     names = ["rank", "batch", *(["loader"] if several_loaders else []), *(["sequence"] if is_packed else [])]
     headings = ("file", "row group", "row", "row in file", *(["tokens"] if is_packed else []))
     numbers = [Column(name, justify="right", no_wrap=True) for name in headings]
     grid = Grid(*names, *numbers, box=box.SIMPLE_HEAD)
-    number_of = {file: number for number, file in enumerate(_files_of(found))}
-    for row in found.rows:
+    number_of = {file: number for number, file in enumerate(_files_of(step_rows))}
+    for row in step_rows.rows:
         loader = [str(row.loader)] if several_loaders else []
         place = [str(number) for number in (number_of[row.file], row.row_group, row.row, row.row_in_file)]
         sequence, tokens = _packed_cells(row) if is_packed else ([], [])
@@ -89,17 +91,17 @@ def render(found: StepRows) -> RenderableType:
     planned = (
         "The newest checkpoint is older than this step: these are the rows that the step has by the order of the run."
     )
-    return Group(grid, *([Text(planned)] if found.planned else []))
+    return Group(grid, *([Text(planned)] if step_rows.planned else []))
 
 
-def _tables_of(found: StepRows) -> dict[int, tuple[str, int | None]]:
+def _tables_of(step_rows: StepRows) -> dict[int, tuple[str, int | None]]:
     """Return the name and the version of the table of each loader."""
-    return {row.loader: (row.table, row.version) for row in found.rows}
+    return {row.loader: (row.table, row.version) for row in step_rows.rows}
 
 
-def _files_of(found: StepRows) -> list[str]:
+def _files_of(step_rows: StepRows) -> list[str]:
     """Return the files of the rows, each once."""
-    return list(dict.fromkeys(row.file for row in found.rows))
+    return list(dict.fromkeys(row.file for row in step_rows.rows))
 
 
 def _packed_cells(row: Row) -> tuple[list[str], list[str]]:

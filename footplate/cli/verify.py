@@ -49,23 +49,26 @@ def run(name: str, argv: Sequence[str]) -> int:
 
     # What the program of the run prints doesn't belong to JSON or YAML.
     with contextlib.nullcontext() if args.format == "table" else contextlib.redirect_stdout(sys.stderr):
-        found = verify(args.run, args.first, args.last)
-    show_as(args.format, {**asdict(found), "steps": found.steps}, lambda: describe(found))
-    return int(found.difference is not None)
+        verification = verify(args.run, args.first, args.last)
+    show_as(args.format, {**asdict(verification), "steps": verification.steps}, lambda: describe(verification))
+    return int(verification.difference is not None)
 
 
-def describe(found: Verification) -> str:
+def describe(verification: Verification) -> str:
     """Describe the result, a line for each checkpoint, and the steps of a difference."""
-    begin = "the beginning of the run" if found.checkpoint is None else found.checkpoint
+    begin = "the beginning of the run" if verification.checkpoint is None else verification.checkpoint
     lines = [f"trained again from {begin}"]
-    lines += [f"step {one.step:,}: {'same' if one.same else 'DIFFERS'}  {one.path}" for one in found.compared]
-    lines += [f"not compared: {path}" for path in found.skipped]
-    if found.difference is None or found.steps is None:
+    lines += [
+        f"step {checkpoint.step:,}: {'same' if checkpoint.same else 'DIFFERS'}  {checkpoint.path}"
+        for checkpoint in verification.compared
+    ]
+    lines += [f"not compared: {path}" for path in verification.skipped]
+    if verification.difference is None or verification.steps is None:
         return "\n".join([*lines, "All states are the same."])
 
-    names = found.difference.differing
+    names = verification.difference.differing
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     what = ", ".join(names[:_SHOWN]) + more if names else "plain values, such as a learning rate"
-    first, last = found.steps
+    first, last = verification.steps
     steps = f"in step {last:,}" if first == last else f"in one of the steps {first:,} to {last:,}"
     return "\n".join([*lines, f"The states diverge {steps}. Different: {what}."])

@@ -348,8 +348,10 @@ def ask(directory: Path, request: dict[str, Any]) -> None:
 
 def _needed() -> list[str]:
     """The directories that Python needs, the shortest ones."""
-    found = {Path(path).resolve() for path in (sys.prefix, sys.base_prefix, *sys.path) if path and Path(path).is_dir()}
-    return sorted(str(path) for path in found if not any(parent in found for parent in path.parents))
+    directories = {
+        Path(path).resolve() for path in (sys.prefix, sys.base_prefix, *sys.path) if path and Path(path).is_dir()
+    }
+    return sorted(str(path) for path in directories if not any(parent in directories for parent in path.parents))
 
 
 def command_environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -119,11 +119,11 @@ def only_child(process: subprocess.Popen[bytes], generations: int = 1) -> int:
     pid = process.pid
     for _ in range(generations):
         until = time.monotonic() + CHILD_S
-        while not (found := children(pid)):
+        while not (pids := children(pid)):
             if process.poll() is not None or time.monotonic() > until:
                 raise LaunchError(f"A process of the lab has ended with exit code {process.poll()}.")
             time.sleep(0.002)
-        pid = found[0]
+        pid = pids[0]
     return pid
 
 

@@ -56,8 +56,8 @@ Rule = Callable[[Evidence], Advice | None]
 
 def advise(evidence: Evidence) -> list[Advice]:
     """Return the advice of all rules, the largest gain first, at most five."""
-    found = [advice for rule in RULES if (advice := rule(evidence)) is not None]
-    return sorted(found, key=lambda advice: -(advice.gain or 0.0))[:MOST]
+    all_advice = [advice for rule in RULES if (advice := rule(evidence)) is not None]
+    return sorted(all_advice, key=lambda advice: -(advice.gain or 0.0))[:MOST]
 
 
 def waiting_for_input(evidence: Evidence) -> Advice | None:

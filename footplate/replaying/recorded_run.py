@@ -68,17 +68,17 @@ def saved_in(run: str | Place) -> list[Saved]:
     if store.kind(place) is None:
         raise CheckpointError(f"There is nothing at {place}. Give the directory of a run, or a checkpoint.")
 
-    found = []
+    checkpoints = []
     for path in [store.resolve(place)] if is_checkpoint(place) else store.find(place):
         meta, fault = checkpoint.examine(path)
         if not fault and not meta.get("weights_only"):
-            found.append(Saved(path, meta))
-    if not found:
+            checkpoints.append(Saved(path, meta))
+    if not checkpoints:
         raise CheckpointError(
             f"{place} has no complete checkpoint from which training can continue. `footplate checkpoint inspect {place}` "
             "shows what it has."
         )
-    return sorted(found, key=lambda saved: saved.meta["created"])
+    return sorted(checkpoints, key=lambda saved: saved.meta["created"])
 
 
 def is_checkpoint(run: str | Place) -> bool:

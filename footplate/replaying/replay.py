@@ -154,9 +154,13 @@ def replay(
 
 def _nearest(saved: list[Saved], step: int) -> Saved | None:
     """Return the newest checkpoint before a step, if possible one that isn't between two batches of the step."""
-    before = [one for one in saved if one.global_step < step]
-    before.sort(key=lambda one: (one.global_step, one.meta["batches"]), reverse=True)
-    between = (one for one in before if one.global_step < step - 1 or not one.outline()["step"].get("accumulated"))
+    before = [checkpoint for checkpoint in saved if checkpoint.global_step < step]
+    before.sort(key=lambda checkpoint: (checkpoint.global_step, checkpoint.meta["batches"]), reverse=True)
+    between = (
+        checkpoint
+        for checkpoint in before
+        if checkpoint.global_step < step - 1 or not checkpoint.outline()["step"].get("accumulated")
+    )
     return next(between, before[0] if before else None)
 
 

@@ -169,7 +169,7 @@ def _versions(outline: dict[str, Any]) -> dict[str, int]:
             table = part.get("table", {})
             if table.get("source") and table["digest"]["version"] is not None:
                 versions.setdefault(table["source"], set()).add(table["digest"]["version"])
-    return {source: found.pop() for source, found in versions.items() if len(found) == 1}
+    return {source: numbers.pop() for source, numbers in versions.items() if len(numbers) == 1}
 
 
 def _settings(trainer: Trainer) -> dict[str, Any]:

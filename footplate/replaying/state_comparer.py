@@ -72,7 +72,7 @@ class StateComparer(Callback):
         """
         if not trainer.training_in_progress:
             return
-        due = [one for one in self.targets if one.same is None and one.batches == trainer.progress.batches]
+        due = [target for target in self.targets if target.same is None and target.batches == trainer.progress.batches]
         if not due:
             return
 
@@ -82,8 +82,8 @@ class StateComparer(Callback):
             if same or last_time:
                 target.same = same
                 target.checksums = {} if same else checksums
-        differs = any(one.same is False for one in self.targets)
-        if differs or all(one.same is not None for one in self.targets):
+        differs = any(target.same is False for target in self.targets)
+        if differs or all(target.same is not None for target in self.targets):
             end_here(trainer)
 
 

@@ -57,14 +57,14 @@ class Verification:
     @property
     def difference(self) -> Compared | None:
         """The first checkpoint that differs; None if all are the same."""
-        return next((one for one in self.compared if not one.same), None)
+        return next((checkpoint for checkpoint in self.compared if not checkpoint.same), None)
 
     @property
     def steps(self) -> tuple[int, int] | None:
         """The first and the last step among those in which the difference arose; None if there is none."""
         if self.difference is None:
             return None
-        before = [one.step for one in self.compared if one.same]
+        before = [checkpoint.step for checkpoint in self.compared if checkpoint.same]
         return (before[-1] if before else self.first_step) + 1, self.difference.step
 
 
@@ -101,10 +101,13 @@ def verify(
         >>> verification.difference is None
         True
     """
-    saved = sorted(saved_in(run), key=lambda one: (one.global_step, one.meta["batches"]))
+    saved = sorted(saved_in(run), key=lambda checkpoint: (checkpoint.global_step, checkpoint.meta["batches"]))
     start, after = _stretch(saved, first, last, str(run))
-    targets = [Target(one.meta["batches"], one.meta["state_hash"], len(one.meta["files"]) > 1) for one in after]
-    newest = max(saved, key=lambda one: one.meta["created"]).outline()
+    targets = [
+        Target(checkpoint.meta["batches"], checkpoint.meta["state_hash"], len(checkpoint.meta["files"]) > 1)
+        for checkpoint in after
+    ]
+    newest = max(saved, key=lambda checkpoint: checkpoint.meta["created"]).outline()
 
     comparer = StateComparer(targets)
     before_batch = BeforeBatch(newest.get("steps", {}).get("initial", ""), comparer)
@@ -112,13 +115,13 @@ def verify(
         again = program.train([before_batch, comparer], start, newest["seed"])
 
     compared, skipped = [], []
-    for one, target in zip(after, comparer.targets, strict=True):
+    for checkpoint, target in zip(after, comparer.targets, strict=True):
         if target.same is None:
-            skipped.append(str(one.path))
+            skipped.append(str(checkpoint.path))
         else:
-            differing = [] if target.same else _differing(one.checksums(), target.checksums)
-            compared.append(Compared(str(one.path), one.global_step, target.same, differing))
-    if not compared or (skipped and all(one.same for one in compared)):
+            differing = [] if target.same else _differing(checkpoint.checksums(), target.checksums)
+            compared.append(Compared(str(checkpoint.path), checkpoint.global_step, target.same, differing))
+    if not compared or (skipped and all(checkpoint.same for checkpoint in compared)):
         raise ConfigError(
             f"{run}: training ended at step {again.global_step}, before {skipped[0]}. Use the trainer's arguments of the "
             "run."
@@ -143,15 +146,19 @@ def _stretch(saved: list[Saved], first: int | None, last: int | None, run: str) 
     if first is None:
         start = saved[0] if len(saved) > 1 else None
     else:
-        start = next((one for one in reversed(saved) if one.global_step <= first), None)
+        start = next((checkpoint for checkpoint in reversed(saved) if checkpoint.global_step <= first), None)
     begun = -1 if start is None else start.meta["batches"]
-    after = [one for one in saved if one.meta["batches"] > begun and (last is None or one.global_step <= last)]
+    after = [
+        checkpoint
+        for checkpoint in saved
+        if checkpoint.meta["batches"] > begun and (last is None or checkpoint.global_step <= last)
+    ]
     if not after:
-        steps = ", ".join(str(one.global_step) for one in saved)
+        steps = ", ".join(str(checkpoint.global_step) for checkpoint in saved)
         raise ConfigError(
             f"{run}: there is no checkpoint to compare in this stretch. The run has those of the steps {steps}."
         )
-    hashed = [one for one in after if one.meta.get("state_hash")]
+    hashed = [checkpoint for checkpoint in after if checkpoint.meta.get("state_hash")]
     if not hashed:
         raise ConfigError(
             f"{run}: its checkpoints have no hash of their state, since an earlier version of Footplate wrote them."

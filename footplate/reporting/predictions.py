@@ -162,17 +162,17 @@ def read_predictions(path: Path) -> Predictions:
     """
     try:
         dataset = ds.dataset(path, format="parquet")
-        found = {
+        column_of = {
             meaning: next((name for name in names if name in dataset.schema.names), None)
             for meaning, names in _COLUMNS.items()
         }
-        missing = [meaning for meaning in ("label", "prediction") if found[meaning] is None]
+        missing = [meaning for meaning in ("label", "prediction") if column_of[meaning] is None]
         if missing:
             raise DataError(
                 f"{path}: there is no column `{missing[0]}`. There are: {', '.join(dataset.schema.names)}. Return "
                 "`label` and `prediction` from predict_step."
             )
-        wanted = {meaning: name for meaning, name in found.items() if name is not None}
+        wanted = {meaning: name for meaning, name in column_of.items() if name is not None}
         total = dataset.count_rows()
         rows = dataset.scanner(list(wanted.values())).head(MOST_ROWS)
         pictures = next((name for name in dataset.schema.names if _has_pictures(dataset, name)), None)
@@ -216,14 +216,14 @@ def pictures_of(samples: Sequence[Sample], predictions: Predictions, table: Tabl
     for sample in samples:
         if 0 <= sample.row < starts[-1]:
             by_group.setdefault(int(np.searchsorted(starts, sample.row, "right")) - 1, []).append(sample)
-    found: dict[int, bytes] = {}
+    pictures: dict[int, bytes] = {}
     for group, wanted in by_group.items():
         values = table.read_group(group, [column]).column(0)
         for sample in wanted:
             value = values[sample.row - int(starts[group])].as_py()
             if is_picture(value):
-                found[sample.index] = value
-    return found
+                pictures[sample.index] = value
+    return pictures
 
 
 def picture_column(table: Table) -> str | None:

@@ -168,20 +168,20 @@ def _own_sections(run: RunRecord, ledger: RunLedger, data: bool) -> list[Html]:
 
 def _statistics(tables: Sequence[tuple[str, Table | str]]) -> list[TableStatistics | tuple[str, str]]:
     """Compute the statistics of tables, each table once."""
-    found: list[TableStatistics | tuple[str, str]] = []
+    statistics: list[TableStatistics | tuple[str, str]] = []
     seen: set[str] = set()
     for use, table in tables:
         if isinstance(table, str):
-            found.append((use, table))
+            statistics.append((use, table))
             continue
         try:
             if table.fingerprint in seen:
                 continue
             seen.add(table.fingerprint)
-            found.append(statistics_of(use, table))
+            statistics.append(statistics_of(use, table))
         except Exception as error:  # a file that is gone, damaged, or not to be reached
-            found.append((use, f"{type(error).__name__}: {error}"))
-    return found
+            statistics.append((use, f"{type(error).__name__}: {error}"))
+    return statistics
 
 
 def _predictions(run: RunRecord, tables: dict[str, Table | str]) -> Html:

@@ -299,7 +299,7 @@ class Program:
 
     def fits(self, inputs: Sequence[Any], state: tuple[Any, ...]) -> bool:
         """Return True if a replay computes with these inputs and with this state of the optimizer."""
-        same = all(one is other for one, other in zip(inputs, self.inputs, strict=True))
+        same = all(given is other for given, other in zip(inputs, self.inputs, strict=True))
         return same and _addresses(inputs) == self._addresses and state == self.state
 
     def reason_against_graph(self, loss: Tensor) -> str | None:

@@ -423,10 +423,10 @@ def _is_of(kind: type, module: str) -> bool:
 
 def _found(module: str, qualname: str) -> Any:
     """Return what a module has under a name with dots; None if there is nothing."""
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for name in qualname.split("."):
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value
 
 
 def _wrapped(value: Any) -> list[Any] | None:

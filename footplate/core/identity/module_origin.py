@@ -72,8 +72,8 @@ def _installed(top: str, path: Path) -> str | None:
                 return _version(namesake)
     if not _has_distributions(path):
         return None
-    found = (importlib.metadata.distribution(name) for name in sorted(set(_distributions().get(top, ()))))
-    return ", ".join(_version(distribution) for distribution in found if _holds(distribution, path)) or None
+    distributions = (importlib.metadata.distribution(name) for name in sorted(set(_distributions().get(top, ()))))
+    return ", ".join(_version(distribution) for distribution in distributions if _holds(distribution, path)) or None
 
 
 @functools.cache

@@ -51,14 +51,14 @@ def detect_silence_of_ranks() -> Iterator[None]:
 
 def _sockets() -> dict[str, int]:
     """A descriptor of each socket of this process, by the socket's name in `/proc`."""
-    found = {}
+    sockets = {}
     with contextlib.suppress(OSError):
         for link in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):
                 target = str(link.readlink())
                 if target.startswith("socket:"):
-                    found[target] = int(link.name)
-    return found
+                    sockets[target] = int(link.name)
+    return sockets
 
 
 def _watch(descriptor: int) -> None:

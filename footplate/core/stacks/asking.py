@@ -134,8 +134,8 @@ def _settled_state(pid: int) -> Any:
     for look in range(_LOOKS):
         if look:
             time.sleep(POLL_S)
-        found = proc.state_of(pid)
-        state = found[0] if found else "ended"
+        seen = proc.state_of(pid)
+        state = seen[0] if seen else "ended"
         if state != "asleep":
             break
     return state

@@ -43,23 +43,23 @@ def parent_of(pid: int) -> int:
 
 def children() -> dict[int, list[int]]:
     """The children of each process of this machine."""
-    found: dict[int, list[int]] = {}
+    children_of: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            found.setdefault(parent_of(int(entry.name)), []).append(int(entry.name))
-    return found
+            children_of.setdefault(parent_of(int(entry.name)), []).append(int(entry.name))
+    return children_of
 
 
 def descriptors(pid: int, prefixes: Iterable[str]) -> dict[str, str]:
     """The memory files that a process has open, by name: the path to open each. Only names with these prefixes."""
-    wanted, found = tuple(prefixes), dict[str, str]()
+    wanted, targets = tuple(prefixes), dict[str, str]()
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 name = str(entry.readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")
                 if name.startswith(wanted):
-                    found[name] = str(entry)
-    return found
+                    targets[name] = str(entry)
+    return targets
 
 
 def open_memory_file(pid: int, name: str, flags: int) -> int:

@@ -50,8 +50,8 @@ def answering_processes(pids: Iterable[int]) -> list[Answering]:
     if sys.platform != "linux":
         return []
     children = proc.children()
-    found = [answering_process for pid in pids for answering_process in _of_tree(pid, children)]
-    unique = {process.pid: process for process in found}
+    processes = [answering_process for pid in pids for answering_process in _of_tree(pid, children)]
+    unique = {process.pid: process for process in processes}
     return sorted(unique.values(), key=lambda process: (process.rank is None, process.rank, process.pid))
 
 

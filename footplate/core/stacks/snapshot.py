@@ -161,9 +161,9 @@ def from_faulthandler(text: str) -> tuple[Thread, ...]:
 def _plain(text: str) -> str:
     """A text with the letters outside of ASCII that faulthandler has escaped."""
 
-    def letter(found: re.Match[str]) -> str:
-        number = int(found[1] or found[2] or found[3], 16)
-        return chr(number) if number <= sys.maxunicode else found[0]
+    def letter(escape: re.Match[str]) -> str:
+        number = int(escape[1] or escape[2] or escape[3], 16)
+        return chr(number) if number <= sys.maxunicode else escape[0]
 
     return _ESCAPED.sub(letter, text)
 

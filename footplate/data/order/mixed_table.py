@@ -106,11 +106,11 @@ class MixedTable:
 
     def rows(self, batch: int, rank: int = 0, world: int = 1) -> np.ndarray:
         """Return a rank's rows of this table in a batch, (rows, 2) int64: the row group, and the row within it."""
-        found = [np.zeros((0, 2), np.int64)]
+        parts = [np.zeros((0, 2), np.int64)]
         for part in self.window_slices(batch, rank, world):
             number, within = _parts(part.window)
-            found.append(self._pass(number).rows_of(WindowSlice(within, part.start, part.stop)))
-        return np.concatenate(found)
+            parts.append(self._pass(number).rows_of(WindowSlice(within, part.start, part.stop)))
+        return np.concatenate(parts)
 
     def _last_batch(self, window: int) -> int:
         """Return the last batch that takes rows from a window."""

@@ -146,14 +146,14 @@ class AzureFiles:
         prefix = f"{key}/" if key else ""
         with _errors(selector.base_dir):
             listing = self._container.list_blobs if selector.recursive else self._container.walk_blobs
-            found = [
+            infos = [
                 _file_info(f"{self._name}/{blob.name}".rstrip("/"), blob)
                 for blob in listing(name_starts_with=prefix, include=["metadata"])
                 if blob.name != prefix
             ]
-        if not found and not selector.allow_not_found:
+        if not infos and not selector.allow_not_found:
             raise FileNotFoundError(f"{selector.base_dir}: there is no such directory")
-        return found
+        return infos
 
     def _key(self, path: str) -> str:
         name, _, key = path.partition("/")

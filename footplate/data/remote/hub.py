@@ -78,13 +78,13 @@ class HubFiles:
             MissingExtra: huggingface_hub isn't installed.
         """
         require("huggingface_hub", "hf", "Reading hf://")
-        found = _REFERENCE.fullmatch(path)
-        if found is None or path.startswith("buckets/"):
+        reference = _REFERENCE.fullmatch(path)
+        if reference is None or path.startswith("buckets/"):
             raise DataError(
                 f"hf://{path}: expected hf://datasets/OWNER/NAME/PATH, or hf://datasets/OWNER/NAME@REVISION/PATH."
             )
-        root = path[: found.end("revision") if found["revision"] else found.end("id")]
-        return cls(root, _TYPES[found["kind"] or "models"], found["id"], found["revision"], endpoint)
+        root = path[: reference.end("revision") if reference["revision"] else reference.end("id")]
+        return cls(root, _TYPES[reference["kind"] or "models"], reference["id"], reference["revision"], endpoint)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HubFiles) and (self._root, self._endpoint) == (other._root, other._endpoint)
@@ -144,19 +144,19 @@ class HubFiles:
                 )
             )
         )  # fmt: skip
-        found = {item.path: _entry(item) for item in tree}
-        self._entries |= found
-        return [_info(f"{self._root}/{key}", entry) for key, entry in found.items()]
+        entries = {item.path: _entry(item) for item in tree}
+        self._entries |= entries
+        return [_info(f"{self._root}/{key}", entry) for key, entry in entries.items()]
 
     def _look_up(self, keys: Sequence[str]) -> None:
         """Ask for the entries that aren't known yet, with one request."""
         missing = sorted(set(keys) - set(self._entries))
         commit = self._pin()
         if missing:
-            found = _asking(
+            items = _asking(
                 lambda: self._api().get_paths_info(self._repository, missing, revision=commit, repo_type=self._kind)
             )
-            self._entries |= dict.fromkeys(missing) | {item.path: _entry(item) for item in found}
+            self._entries |= dict.fromkeys(missing) | {item.path: _entry(item) for item in items}
 
     def _pin(self) -> str:
         """The commit of the revision, looked up once."""

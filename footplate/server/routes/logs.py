@@ -138,10 +138,10 @@ async def _live(
         await asyncio.sleep(POLL_S)
 
 
-def _found(found: Hits, tail: int | None) -> Response:
-    hits = found.hits if tail is None else found.hits[max(0, len(found.hits) - tail) :]
+def _found(search_hits: Hits, tail: int | None) -> Response:
+    hits = search_hits.hits if tail is None else search_hits.hits[max(0, len(search_hits.hits) - tail) :]
     text = "".join(f"[{hit.attempt} {hit.source}:{hit.number}] {hit.text}\n" for hit in hits)
-    headers = {"X-Footplate-Hits": str(found.count), "X-Footplate-Complete": str(found.complete).lower()}
+    headers = {"X-Footplate-Hits": str(search_hits.count), "X-Footplate-Complete": str(search_hits.complete).lower()}
     return PlainTextResponse(text, headers=headers)
 
 

@@ -55,8 +55,8 @@ def origins_of(captured: Captured) -> dict[str, Origin]:
 
 def scope_in(name: str) -> str | None:
     """Return the scope of a node in an instruction's name; None if it has none."""
-    found = _SCOPE.search(name)
-    return None if found is None else found[0]
+    scope = _SCOPE.search(name)
+    return None if scope is None else scope[0]
 
 
 class Origins:

@@ -143,8 +143,8 @@ def _program(message: memoryview) -> HloProgram:
     module = _by_number(_message(parts[1][0]))
     computations = {}
     for computation in module[3]:
-        found = _by_number(_message(computation))
-        computations[_number(found[5])] = tuple(_instruction(_message(each)) for each in found[2])
+        by_number = _by_number(_message(computation))
+        computations[_number(by_number[5])] = tuple(_instruction(_message(each)) for each in by_number[2])
     held, reserved, events = _memory(_message(parts[3][0])) if parts[3] else (0, 0, ())
     return HloProgram(_number(module[5]), _text(module[1]), computations, held, reserved, events)
 
@@ -182,30 +182,30 @@ def _memory(assignment: memoryview) -> tuple[int, int, tuple[BufferEvent, ...] |
     parts = _by_number(assignment)
     sizes = {}
     for buffer in parts[1]:
-        found = _by_number(_message(buffer))
-        sizes[_number(found[1])] = _number(found[2])
+        by_number = _by_number(_message(buffer))
+        sizes[_number(by_number[1])] = _number(by_number[2])
     held = reserved = 0
     for allocation in parts[3]:
-        found = _by_number(_message(allocation))
-        if not _number(found[3]):
-            reserved += _number(found[2])
-            held += _number(found[2]) if any(_number(found[flag]) for flag in (5, 7, 12)) else 0
+        by_number = _by_number(_message(allocation))
+        if not _number(by_number[3]):
+            reserved += _number(by_number[2])
+            held += _number(by_number[2]) if any(_number(by_number[flag]) for flag in (5, 7, 12)) else 0
     events = []
     for trace in parts[4]:
         for event in _by_number(_message(trace))[1]:
-            found = _by_number(_message(event))
-            kind, nbytes = _number(found[1]), sizes.get(_number(found[2]), 0)
+            by_number = _by_number(_message(event))
+            kind, nbytes = _number(by_number[1]), sizes.get(_number(by_number[2]), 0)
             if nbytes:
-                events.append(BufferEvent(_text(found[4]), -nbytes if kind == 1 else nbytes))
+                events.append(BufferEvent(_text(by_number[4]), -nbytes if kind == 1 else nbytes))
     planned = parts[4] or held == reserved
     return held, reserved, tuple(events) if planned else None
 
 
 def _by_number(message: memoryview) -> defaultdict[int, list[Value]]:
-    found: defaultdict[int, list[Value]] = defaultdict(list)
+    by_number: defaultdict[int, list[Value]] = defaultdict(list)
     for number, value in fields(message):
-        found[number].append(value)
-    return found
+        by_number[number].append(value)
+    return by_number
 
 
 def _message(value: Value) -> memoryview:

@@ -182,7 +182,7 @@ class HloResults:
         for event in self._events:
             if event.program in self._programs:
                 runs[event.program].add(event.run)
-        return {number: len(found) for number, found in runs.items()}
+        return {number: len(runs_of_one) for number, runs_of_one in runs.items()}
 
     def _busy_ns(self) -> int:
         """The time in which at least one operation ran."""

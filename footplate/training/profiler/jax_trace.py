@@ -118,10 +118,10 @@ class JaxTrace:
         try:
             files = []
             for pattern, name in (("*.trace.json.gz", TRACE), ("*.xplane.pb", XPLANE)):
-                found = sorted(self._folder.glob(f"plugins/profile/*/{pattern}"))
-                if not found:
+                matches = sorted(self._folder.glob(f"plugins/profile/*/{pattern}"))
+                if not matches:
                     raise OSError(f"JAX's profiler has written no {pattern}")
-                shutil.move(found[0], directory / name.format(rank))
+                shutil.move(matches[0], directory / name.format(rank))
                 files.append(name.format(rank))
             path, memory = directory / XPLANE.format(rank), self._settings.profile_memory
             return read_xplane(path, self._wall_ns, steps, self._captured(), memory), files
