@@ -31,7 +31,8 @@ MORE = {  # the page with details
 def render() -> str:
     """The table in Markdown."""
     described = {
-        one.arg_name: one.description or "" for one in docstring_parser.parse(TrainerConfig.__doc__ or "").params
+        parameter.arg_name: parameter.description or ""
+        for parameter in docstring_parser.parse(TrainerConfig.__doc__ or "").params
     }
     rows = [
         f"| `{field.name}` | {_default(field.default)} | {_meaning(field.name, described[field.name])} |"

@@ -57,7 +57,9 @@ def watched(page: Page) -> Page:
         raise AssertionError(text)
 
     page.on("pageerror", lambda error: refuse(str(error)))
-    page.on("request", lambda one: "127.0.0.1" in one.url or one.url.startswith("blob:") or refuse(one.url))
+    page.on(
+        "request", lambda request: "127.0.0.1" in request.url or request.url.startswith("blob:") or refuse(request.url)
+    )
     return page
 
 

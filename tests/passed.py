@@ -84,10 +84,10 @@ def merged(old: list[Environment], new: list[Environment]) -> list[Environment]:
                 for part in session.runs:
                     environment.runs.pop(part, None)
         same = (each for each in environments if (each.system, each.versions) == (session.system, session.versions))
-        found = next((each for each in same if each.hardware == session.hardware), None)
-        if found is None:
-            environments.append(found := Environment(session.hardware, session.system, session.versions))
-        found.runs.update(session.runs)
+        entry = next((each for each in same if each.hardware == session.hardware), None)
+        if entry is None:
+            environments.append(entry := Environment(session.hardware, session.system, session.versions))
+        entry.runs.update(session.runs)
     return [each for each in environments if each.runs]
 
 

@@ -58,15 +58,15 @@ CONSTANTS = {
 
 def public_names() -> list[str]:
     """The full names, sorted."""
-    found: dict[str, Any] = {}
+    public: dict[str, Any] = {}
     for package in PACKAGES:
         module = importlib.import_module(package)
         for name in module.__all__:
             value = getattr(module, name)
-            again = any(known is value and full.endswith(f".{name}") for full, known in found.items())
+            again = any(known is value and full.endswith(f".{name}") for full, known in public.items())
             if not again and not isinstance(value, ModuleType):
-                found[f"{package}.{name}"] = value
-    return sorted([*found, *(f"{module}.{name}" for module, names in OTHERS.items() for name in names)])
+                public[f"{package}.{name}"] = value
+    return sorted([*public, *(f"{module}.{name}" for module, names in OTHERS.items() for name in names)])
 
 
 def value_of(name: str) -> Any:

@@ -75,10 +75,10 @@ def cell(names: list[str], environments: list[Environment]) -> str:
                 runs[environment.hardware].append(run)
     have_run = [name for name in names if any(matches(name, part) for each in environments for part in each.runs)]
     groups = {
-        "; ".join(f"{hardware} {total(found)}" for hardware, found in runs.items()): have_run,
+        "; ".join(f"{hardware} {total(passed)}" for hardware, passed in runs.items()): have_run,
         NOT_RECORDED: [name for name in names if name not in have_run],
     }
-    return "; ".join(f"{result}: {', '.join(map(link, found))}" for result, found in groups.items() if found)
+    return "; ".join(f"{result}: {', '.join(map(link, listed))}" for result, listed in groups.items() if listed)
 
 
 def total(runs: Collection[Run]) -> str:

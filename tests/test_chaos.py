@@ -34,13 +34,13 @@ def measured(name: str, file: Path, *arguments: str) -> dict[str, Any]:
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_a_training_killed_in_ten_ways_is_bit_for_bit_the_one_that_was_left_alone(tmp_path):
-    found = measured("chaos", tmp_path / "chaos.json", "--quick", "--seed", "4")
-    figures = found["figures"]
+    document = measured("chaos", tmp_path / "chaos.json", "--quick", "--seed", "4")
+    figures = document["figures"]
     assert figures["findings"] == []
     wrong = ("diverged", "corrupt", "orphans", "stuck", "unexpected", "overlapping", "litter")
     assert {name: figures[name] for name in wrong} == dict.fromkeys(wrong, 0)
     assert figures["kills"] == 10
-    assert {row["name"]: row["kills"] for row in found["rows"]} == dict.fromkeys(KINDS, 1)
+    assert {row["name"]: row["kills"] for row in document["rows"]} == dict.fromkeys(KINDS, 1)
 
 
 @pytest.mark.slow

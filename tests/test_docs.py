@@ -108,10 +108,10 @@ def test_links_lead_somewhere(name):
         if "://" in target:
             continue
         path, _, anchor = target.partition("#")
-        found = ((ROOT / name).parent / path).resolve() if path else ROOT / name
-        assert found.exists(), f"{name}: {target} leads nowhere"
+        file = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        assert file.exists(), f"{name}: {target} leads nowhere"
         if anchor:
-            assert anchor in anchors(found.read_text()), f"{name}: {target} has no such heading"
+            assert anchor in anchors(file.read_text()), f"{name}: {target} has no such heading"
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if re.match("docs/(?!decisions/)", name)])
@@ -169,7 +169,7 @@ def test_every_make_target_that_is_named_exists():
 
 def test_training_lists_every_argument_of_the_trainer_in_order():
     arguments = list(inspect.signature(fp.Trainer).parameters.values())
-    named = [one.name for one in arguments if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = [argument.name for argument in arguments if argument.kind is not inspect.Parameter.VAR_KEYWORD]
     assert first_column(PAGES["docs/reference/trainer.md"], "Every argument") == named
 
 
@@ -239,7 +239,7 @@ def test_every_built_in_accelerator_has_a_row_with_its_priority_and_precisions()
 
 def test_dependencies_lists_every_requirement_and_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [re.split(r"[\[>=<~ ]", one, maxsplit=1)[0] for one in project["dependencies"]]
+    required = [re.split(r"[\[>=<~ ]", requirement, maxsplit=1)[0] for requirement in project["dependencies"]]
     page = PAGES["docs/reference/dependencies.md"]
     assert first_column(page, "Core") == required
     assert first_column(page, "Extras") == list(project["optional-dependencies"])
@@ -303,15 +303,15 @@ def text_of(name: str) -> str:
 
 def places(name: str, replaced: dict[str, str]) -> Counter[str]:
     """What a page links to, by its path from the root, after some paths are replaced."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for target in LINK.findall(FENCED.sub("", text_of(name))):
         path, _, anchor = target.partition("#")
         if "://" not in path:
             path = posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) if path else name
         path = replaced.get(path, path)
         # A Japanese heading has an anchor of its own.
-        found[path if path in JAPANESE else f"{path}#{anchor}"] += 1
-    return found
+        counts[path if path in JAPANESE else f"{path}#{anchor}"] += 1
+    return counts
 
 
 def names(text: str) -> list[str]:

@@ -68,8 +68,8 @@ def test_lakehouse_images_goes_from_one_version_of_a_table_to_a_table_of_predict
 def test_lakehouse_goes_from_a_spark_dataframe_through_an_old_version_to_a_resumed_model(tmp_path, monkeypatch):
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     printed = run_example("lakehouse.py", tmp_path)
-    found = re.findall(r"version 0: off by (\S+) minutes after (\d+) steps", printed)
-    (first, steps), (last, more_steps) = [(float(error), int(count)) for error, count in found]
+    runs = re.findall(r"version 0: off by (\S+) minutes after (\d+) steps", printed)
+    (first, steps), (last, more_steps) = [(float(error), int(count)) for error, count in runs]
     assert more_steps == 3 * steps
     assert last < 0.7 * first
 
@@ -93,9 +93,9 @@ def test_estimator_goes_on_where_its_directory_stands(tmp_path):
         run_example("estimator.py", tmp_path, "run", "--max-steps", steps, "--accelerator", "cpu")
         for steps in ("80", "120")
     ]
-    found = [re.search(r"steps (\d+) to (\d+): accuracy (\S+)", line).groups() for line in lines]
-    assert [ends for *ends, _ in found] == [["0", "80"], ["80", "120"]]
-    assert float(found[1][2]) > 0.6
+    runs = [re.search(r"steps (\d+) to (\d+): accuracy (\S+)", line).groups() for line in lines]
+    assert [ends for *ends, _ in runs] == [["0", "80"], ["80", "120"]]
+    assert float(runs[1][2]) > 0.6
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_a_notebook_is_committed_as_it_ran(path):
 def test_the_outputs_are_short_and_name_no_folder_of_a_machine(path):
     book = nbformat.read(path, as_version=4)
     outputs = [text for cell in book.cells for text in texts(cell)]
-    assert [found for text in outputs for found in MACHINE_PATH.findall(text)] == []
+    assert [match for text in outputs for match in MACHINE_PATH.findall(text)] == []
     assert max(map(len, outputs)) < MAX_OUTPUT
 
 

@@ -126,9 +126,9 @@ def test_links_within_the_site_lead_to_a_file_and_an_anchor(pages):
             if re.match(r"\w+:", target):
                 continue
             file, _, anchor = target.partition("#")
-            found = (path.parent / unquote(file)).resolve() if file else path
-            found = found / "index.html" if found.is_dir() else found
-            if not found.is_file() or (anchor and found in pages and unquote(anchor) not in pages[found].anchors):
+            linked = (path.parent / unquote(file)).resolve() if file else path
+            linked = linked / "index.html" if linked.is_dir() else linked
+            if not linked.is_file() or (anchor and linked in pages and unquote(anchor) not in pages[linked].anchors):
                 dead.append(f"{path.name}: {target}")
     assert dead == []
 
@@ -220,15 +220,15 @@ def test_every_error_that_a_user_can_fix_is_on_the_page_of_errors():
     classes: dict[str, str] = {}
     while True:
         pattern = re.compile(rf"^class ([A-Za-z]\w*)\((?:\w+, )*(?:{'|'.join(bases)})\b", re.MULTILINE)
-        found = {
+        derived = {
             name: path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
             for path in (ROOT / "footplate").rglob("*.py")
             for name in pattern.findall(path.read_text())
         }
-        if found == classes:
+        if derived == classes:
             break
-        classes = found
-        bases |= set(found)
+        classes = derived
+        bases |= set(derived)
     shown = {name.rpartition(".")[2] for name in API["errors"].names}
     assert "MismatchError" in classes
     assert shown == {"FootplateError", *classes}

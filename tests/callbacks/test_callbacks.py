@@ -119,12 +119,12 @@ def test_learning_rates_that_were_used_are_logged_by_step_or_epoch(interval, ste
     monitor = fp.LearningRateMonitor(interval)
     epochs = 2 if interval == "epoch" else 1
     make_trainer(max_epochs=epochs, log_every_n_steps=4, logger=rows, callbacks=[monitor]).fit(Decaying(), loader())
-    found = [(row["step"], row["lr-SGD"]) for row in rows.rows if "lr-SGD" in row]
-    assert [step for step, _ in found] == steps
+    rates = [(row["step"], row["lr-SGD"]) for row in rows.rows if "lr-SGD" in row]
+    assert [step for step, _ in rates] == steps
     used = {
         step: step - 12 if interval == "epoch" else step - 1 for step in steps
     }  # schedulers have stepped this often
-    assert all(lr == pytest.approx(0.1 * 0.5 ** used[step]) for step, lr in found)
+    assert all(lr == pytest.approx(0.1 * 0.5 ** used[step]) for step, lr in rates)
 
 
 def test_an_epochs_learning_rate_is_the_same_after_an_interruption(make_trainer, tmp_path):

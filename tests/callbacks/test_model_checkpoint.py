@@ -207,7 +207,7 @@ def test_at_every_moment_there_is_a_complete_one_once_there_was_one(scripted, mo
     delete = checkpoint.delete
 
     def watched(path: Path) -> None:
-        seen.append(sum(checkpoint.is_complete(one) for one in path.parent.iterdir() if not one.is_symlink()))
+        seen.append(sum(checkpoint.is_complete(entry) for entry in path.parent.iterdir() if not entry.is_symlink()))
         delete(path)
 
     monkeypatch.setattr(checkpoint, "delete", watched)

@@ -32,16 +32,16 @@ def test_the_count_table_is_the_guides_row_for_row():
     with GUIDE.open() as file:
         expected = [tuple(row.values()) for row in csv.DictReader(file)]
     ours = [row for row in rows.read("counts", rows.Counts) if row.source == "guide"]
-    found = [(row.machine_type, row.accelerator_type, " ".join(map(str, row.valid_counts))) for row in ours]
-    assert found == expected
-    assert len(found) == 85
+    table = [(row.machine_type, row.accelerator_type, " ".join(map(str, row.valid_counts))) for row in ours]
+    assert table == expected
+    assert len(table) == 85
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_row_has_a_source_that_is_listed_and_a_year(name):
-    found = rows.read(name, KINDS[name])
-    assert found
-    for row in found:
+    entries = rows.read(name, KINDS[name])
+    assert entries
+    for row in entries:
         assert row.source
         assert all(key in catalog().sources for key in row.source.split("; ")), row
         assert 2018 <= row.as_of <= 2026, row
@@ -49,8 +49,8 @@ def test_every_row_has_a_source_that_is_listed_and_a_year(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_no_row_is_there_twice(name):
-    found = [str(row) for row in rows.read(name, KINDS[name])]
-    assert len(set(found)) == len(found)
+    lines = [str(row) for row in rows.read(name, KINDS[name])]
+    assert len(set(lines)) == len(lines)
 
 
 def test_names_lead_to_rows():
@@ -122,7 +122,7 @@ def test_a_legacy_machine_type_is_as_large_as_the_one_that_it_was():
 
 
 def test_the_guides_regions():
-    assert {one.region for one in catalog().regions.values() if one.guide} == {
+    assert {region.region for region in catalog().regions.values() if region.guide} == {
         "us-west1", "us-west2", "us-central1", "us-east1", "us-east4", "europe-west1", "europe-west2", "europe-west4",
         "asia-south1", "asia-southeast1", "asia-east1", "asia-northeast1", "asia-northeast3",
     }  # fmt: skip
@@ -130,7 +130,7 @@ def test_the_guides_regions():
 
 def test_todays_families_are_there():
     known = catalog()
-    built_in = {one.accelerator for one in known.machines.values() if not one.legacy}
+    built_in = {machine.accelerator for machine in known.machines.values() if not machine.legacy}
     assert built_in >= {
         "NVIDIA_TESLA_A100", "NVIDIA_A100_80GB", "NVIDIA_H100_80GB", "NVIDIA_H200_141GB", "NVIDIA_B200", "NVIDIA_L4",
         "TPU_V4_POD", "TPU_V5_LITEPOD", "TPU_V5P", "TPU_V6E",
@@ -138,18 +138,23 @@ def test_todays_families_are_there():
 
 
 def test_peak_rates_are_dense_and_in_the_order_of_their_precisions():
-    for one in catalog().accelerators.values():
-        rates = [one.fp32_tflops, one.tf32_tflops, one.bf16_tflops or one.fp16_tflops, one.fp8_tflops or one.int8_tops]
+    for accelerator in catalog().accelerators.values():
+        rates = [
+            accelerator.fp32_tflops,
+            accelerator.tf32_tflops,
+            accelerator.bf16_tflops or accelerator.fp16_tflops,
+            accelerator.fp8_tflops or accelerator.int8_tops,
+        ]
         known = [rate for rate in rates if rate is not None]
-        assert known == sorted(known), one.name
-        assert one.memory_gb > 0
-        assert one.memory_gb_per_s > 100
+        assert known == sorted(known), accelerator.name
+        assert accelerator.memory_gb > 0
+        assert accelerator.memory_gb_per_s > 100
 
 
 def test_every_choice_of_old_has_an_equivalent_that_can_be_had():
     known = catalog()
     old = [Choice(machine, name, count) for (machine, name), counts in known.counts.items() for count in counts]
-    old += [Choice(one.name, one.accelerator, one.accelerator_count) for one in known.machines.values()]
+    old += [Choice(row.name, row.accelerator, row.accelerator_count) for row in known.machines.values()]
     for choice in old:
         if choice.machine == "cloud_tpu" and choice.accelerator is None:
             continue

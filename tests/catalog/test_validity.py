@@ -99,8 +99,11 @@ def test_an_accelerator_is_found_by_any_spelling(spelling, name):
 
 
 def test_no_two_accelerators_share_a_spelling():
-    for one in catalog().accelerators.values():
-        assert all(find_accelerator(name) == one for name in (one.name, one.short, one.name.lower()))
+    for accelerator in catalog().accelerators.values():
+        assert all(
+            find_accelerator(name) == accelerator
+            for name in (accelerator.name, accelerator.short, accelerator.name.lower())
+        )
 
 
 @settings(deadline=None)

@@ -95,9 +95,9 @@ def test_keys_that_are_nearly_plain_are_made_plain(key, plain, tmp_path):
 def test_any_reader_of_safetensors_finds_the_tensors_under_their_paths(tmp_path):
     weights = {"net.weight": torch.randn(3, 4), "net.bias": torch.ones(4, dtype=torch.bfloat16)}
     checkpoint.save({"state_dict": weights, "flags": [torch.tensor([True, False])]}, tmp_path / "a.ckpt", {})
-    found = safetensors.torch.load_file(tmp_path / "a.ckpt" / checkpoint.STATE)
-    assert found.keys() == {"state_dict.net.weight", "state_dict.net.bias", "flags[0]"}
-    assert all(torch.equal(found[f"state_dict.{name}"], weight) for name, weight in weights.items())
+    tensors = safetensors.torch.load_file(tmp_path / "a.ckpt" / checkpoint.STATE)
+    assert tensors.keys() == {"state_dict.net.weight", "state_dict.net.bias", "flags[0]"}
+    assert all(torch.equal(tensors[f"state_dict.{name}"], weight) for name, weight in weights.items())
 
 
 def test_weights_that_are_tied_are_written_once(tmp_path):
@@ -540,7 +540,7 @@ def test_views_of_one_memory_that_read_it_differently_come_back_as_they_were(tmp
         "wide, conjugated": wide.conj(),
         "wide, negative": torch._neg_view(wide),
     }
-    found = roundtrip(tmp_path / "a.ckpt", views)
-    assert {name: value.tolist() for name, value in found.items()} == {
+    loaded = roundtrip(tmp_path / "a.ckpt", views)
+    assert {name: value.tolist() for name, value in loaded.items()} == {
         name: value.tolist() for name, value in views.items()
     }

@@ -119,7 +119,7 @@ def test_two_callbacks_of_one_class_are_told_apart(make_trainer):
     make_trainer(max_epochs=1, callbacks=[first, second]).fit(Classifier(), loader())
     again = Remembers(), Remembers()
     make_trainer(max_epochs=1, callbacks=list(again)).fit(Classifier(), loader(), ckpt_path="last")
-    assert [one.count for one in again] == [12, 112]
+    assert [callback.count for callback in again] == [12, 112]
 
 
 def test_a_new_callback_starts_fresh_and_a_missing_one_is_no_error(make_trainer):

@@ -16,17 +16,17 @@ from footplate.core.errors import CheckpointError
 
 def files(whole: torch.Tensor, rows: list[int], columns: list[int]) -> list[Shards]:
     """A matrix cut at these rows and columns, one file for each part."""
-    found = []
+    shards = []
     for top, bottom in zip([0, *rows], [*rows, len(whole)], strict=True):
         for left, right in zip([0, *columns], [*columns, whole.shape[1]], strict=True):
             part = whole[top:bottom, left:right]
-            found.append(Shards({"w": part}, {"w": [top, left]}) if part.numel() else Shards())
-    return found
+            shards.append(Shards({"w": part}, {"w": [top, left]}) if part.numel() else Shards())
+    return shards
 
 
 def read(shards: list[Shards], shape: tuple[int, ...] = (7, 5)) -> torch.Tensor:
     state = {"a": [{"b": Sharded("w", torch.float32, shape)}], "c": 3}
-    whole = put_together(state, [(one.parts, one.notes()) for one in shards], "a.ckpt", "cpu")
+    whole = put_together(state, [(shard.parts, shard.notes()) for shard in shards], "a.ckpt", "cpu")
     assert whole["c"] == 3
     return whole["a"][0]["b"]
 

@@ -94,16 +94,16 @@ def test_the_batches_of_every_step_are_found_unless_some_made_no_step(total, acc
         elif event == "end epoch" and run.batch_idx and not run.window:
             run.next_epoch()
 
-    found, unknown = {}, []
+    by_step, unknown = {}, []
     for step in run.steps:
         try:
             batches = run.history.find(step, run.position)
         except ConfigError:
             unknown.append(step)
             continue
-        found[step] = batches.epoch, range(batches.first, batches.stop), batches.ranks
+        by_step[step] = batches.epoch, range(batches.first, batches.stop), batches.ranks
         assert not batches.planned
-    assert found == {step: run.steps[step] for step in found}
+    assert by_step == {step: run.steps[step] for step in by_step}
     assert run.has_skipped or not unknown
 
 

@@ -154,7 +154,7 @@ def footplate(
     def run(*argv: object) -> Outcome:
         capsys.readouterr()
         try:
-            code = main([str(one) for one in argv])
+            code = main([str(argument) for argument in argv])
         except SystemExit as exit:
             code = int(exit.code or 0)
         captured = capsys.readouterr()

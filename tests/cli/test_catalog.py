@@ -17,11 +17,11 @@ def listed(footplate, *argv: object):
 
 
 def test_machines_with_all_that_is_known_of_them(footplate):
-    machines = {one["name"]: one for one in listed(footplate, "machines")}
+    machines = {machine["name"]: machine for machine in listed(footplate, "machines")}
     assert machines["n1-standard-8"]["vcpus"] == 8
     assert machines["n1-standard-8"]["takes"]["NVIDIA_TESLA_V100"] == [1, 2, 4, 8]
     assert machines["a3-ultragpu-8g"]["accelerator"] == "NVIDIA_H200_141GB"
-    assert all(one["source"] and one["as_of"] for one in machines.values())
+    assert all(machine["source"] and machine["as_of"] for machine in machines.values())
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_machines_with_all_that_is_known_of_them(footplate):
     ],
 )
 def test_machines_are_filtered(footplate, filters, name, other):
-    names = {one["name"] for one in listed(footplate, "machines", *filters)}
+    names = {machine["name"] for machine in listed(footplate, "machines", *filters)}
     assert name in names
     assert other not in names
 
@@ -51,19 +51,21 @@ def test_machines_are_filtered(footplate, filters, name, other):
     ],
 )
 def test_accelerators_are_filtered(footplate, filters, name, other):
-    names = {one["name"] for one in listed(footplate, "accelerators", *filters)}
+    names = {accelerator["name"] for accelerator in listed(footplate, "accelerators", *filters)}
     assert name in names
     assert other not in names
 
 
 def test_what_is_gone_is_marked(footplate):
-    k80 = next(one for one in listed(footplate, "accelerators") if one["name"] == "NVIDIA_TESLA_K80")
+    k80 = next(
+        accelerator for accelerator in listed(footplate, "accelerators") if accelerator["name"] == "NVIDIA_TESLA_K80"
+    )
     assert k80["state"] == "gone since 2024-05-01"
     assert k80["successors"] == ["NVIDIA_TESLA_T4", "NVIDIA_L4"]
 
 
 def test_regions_and_the_zones_of_an_accelerator(footplate):
-    regions = {one["region"]: one for one in listed(footplate, "regions", "--accelerator", "V100")}
+    regions = {region["region"]: region for region in listed(footplate, "regions", "--accelerator", "V100")}
     assert regions["us-east1"]["accelerators"] == {"NVIDIA_TESLA_V100": ["us-east1-c"]}
     assert "us-east4" not in regions
 
@@ -73,7 +75,7 @@ def test_the_three_forms_say_the_same(footplate, action):
     rows = listed(footplate, action)
     assert yaml.safe_load(footplate("catalog", action, "--format", "yaml").out) == rows
     table = footplate("catalog", action).out
-    assert all((one.get("region") or one.get("name")) in table for one in rows)
+    assert all((row.get("region") or row.get("name")) in table for row in rows)
 
 
 def test_a_check_that_explains(footplate):

@@ -179,9 +179,9 @@ def test_a_torch_file_can_hold_all_that_a_checkpoint_can(footplate, tmp_path):
     }  # fmt: skip
     checkpoint.save({"state_dict": {}, "value": value}, tmp_path / "a.ckpt", {})
     assert footplate("checkpoint", "convert", tmp_path / "a.ckpt", tmp_path / "a.pt").code == 0
-    found = torch.load(tmp_path / "a.pt", weights_only=True)["value"]
-    assert found.pop("array").tolist() == [0, 1, 2]
-    assert {name: found[name] for name in found} == {name: value[name] for name in found}
+    loaded = torch.load(tmp_path / "a.pt", weights_only=True)["value"]
+    assert loaded.pop("array").tolist() == [0, 1, 2]
+    assert {name: loaded[name] for name in loaded} == {name: value[name] for name in loaded}
 
 
 def test_training_continues_from_a_checkpoint_that_was_copied_and_from_a_torch_file(

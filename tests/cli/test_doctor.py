@@ -14,7 +14,7 @@ def test_a_machine_that_can_train_passes(footplate):
 def test_json_holds_the_findings(footplate):
     document = json.loads(footplate("doctor", "--json").out)
     assert document["ok"] is True
-    assert "cpu" in [one["name"] for one in document["accelerators"]]
+    assert "cpu" in [accelerator["name"] for accelerator in document["accelerators"]]
 
 
 def test_a_torch_that_cannot_be_imported_is_the_finding(process, tmp_path):

@@ -71,7 +71,7 @@ def test_callbacks_and_loggers_are_known_by_their_short_names(footplate, net, tm
     )  # fmt: skip
     assert result.code == 0, result.err
     trainer = config_of(tmp_path / "run")["trainer"]
-    assert [one["class_path"] for one in trainer["callbacks"]] == [
+    assert [callback["class_path"] for callback in trainer["callbacks"]] == [
         "footplate.EarlyStopping",
         "footplate.ModelCheckpoint",
     ]

@@ -43,7 +43,7 @@ def test_the_time_of_a_run_is_shown_by_cause(footplate, run_dir: Path):
     assert "  1              4.5 s    16.7%  0 to 35, 25 lost\n" in shown
 
     document = json.loads(footplate("goodput", str(run_dir), "--json", "--usd-per-hour", "36").out)
-    assert {one["cause"]: one["seconds"] for one in document["causes"]} == {
+    assert {cause["cause"]: cause["seconds"] for cause in document["causes"]} == {
         "training": 3.0, "input": 1.0, "lost": 2.5, "startup": 2.0, "down": 5.5
     }  # fmt: skip
     assert (document["wallSeconds"], document["usd"], document["usdLost"], document["lostSteps"]) == (
@@ -76,10 +76,10 @@ def test_a_job_is_described_with_its_time_by_cause(submit, footplate, bench):  #
     bench.program("print('done')")
     submit("my_job")
     assert footplate("jobs", "wait", "my_job").code == 0
-    found = yaml.safe_load(footplate("jobs", "describe", "my_job").out)["goodput"]
-    causes = {one["cause"]: one["seconds"] for one in found["causes"]}
-    assert sum(causes.values()) == pytest.approx(found["wallSeconds"], abs=1e-4)
-    assert (found["split"], found["runs"]) == (False, False)
+    goodput = yaml.safe_load(footplate("jobs", "describe", "my_job").out)["goodput"]
+    causes = {cause["cause"]: cause["seconds"] for cause in goodput["causes"]}
+    assert sum(causes.values()) == pytest.approx(goodput["wallSeconds"], abs=1e-4)
+    assert (goodput["split"], goodput["runs"]) == (False, False)
     shown = footplate("jobs", "describe", "my_job", "--format", "table").out
     assert "\n\ngoodput: unknown, since the time of the processes isn't split (" in shown
     assert "There is no monitor.jsonl of this job in " in shown

@@ -48,7 +48,7 @@ def test_the_guides_command_line_with_a_file(submit, text):
     result = submit(*WITH_FILE, "--dry-run", *USERS)
     assert result.code == 0, result.err
     job = yaml.safe_load(result.out)
-    assert [(one["role"], one["count"]) for one in job["replicas"]] == [
+    assert [(replica["role"], replica["count"]) for replica in job["replicas"]] == [
         ("master", 1),
         ("worker", 9),
         ("parameter_server", 3),
@@ -68,7 +68,7 @@ def test_the_guides_command_line_with_flags_is_the_same_job(submit):
 
 
 def test_an_older_spelling_of_a_flag(submit):
-    older = ["--worker-server-count" if one == "--worker-count" else one for one in WITH_FLAGS]
+    older = ["--worker-server-count" if argument == "--worker-count" else argument for argument in WITH_FLAGS]
     assert submit(*older, "--dry-run", *USERS).out == submit(*WITH_FLAGS, "--dry-run", *USERS).out
 
 

@@ -67,20 +67,20 @@ def test_list_filters_and_limits(submit, footplate, bench):  # noqa: F811
     submit("first", "--labels", "team=vision", "--", "ends")
     footplate("jobs", "wait", "first")
     submit("second", "--", "waits")
-    found = json.loads(footplate("jobs", "list", "--format", "json").out)
-    assert [one["jobId"] for one in found] == ["second", "first"]
+    jobs = json.loads(footplate("jobs", "list", "--format", "json").out)
+    assert [job["jobId"] for job in jobs] == ["second", "first"]
     for text, wanted in {
         "state=SUCCEEDED": ["first"],
         "labels.team=vision": ["first"],
         "labels.team=speech": [],
         "state=succeeded AND name=first": ["first"],
     }.items():
-        found = json.loads(footplate("jobs", "list", "--filter", text, "--format", "json").out)
-        assert [one["jobId"] for one in found] == wanted
-    found = footplate("jobs", "list", "--limit", "1")
-    assert "second" in found.out
-    assert "first" not in found.out
-    assert found.err == "1 more: --limit 2\n"
+        jobs = json.loads(footplate("jobs", "list", "--filter", text, "--format", "json").out)
+        assert [job["jobId"] for job in jobs] == wanted
+    printed = footplate("jobs", "list", "--limit", "1")
+    assert "second" in printed.out
+    assert "first" not in printed.out
+    assert printed.err == "1 more: --limit 2\n"
 
 
 def test_describe_tells_what_has_happened(submit, footplate, bench):  # noqa: F811
@@ -89,7 +89,12 @@ def test_describe_tells_what_has_happened(submit, footplate, bench):  # noqa: F8
     footplate("jobs", "wait", "my_job")
     document = yaml.safe_load(footplate("jobs", "describe", "my_job").out)
     assert (document["state"], document["attempt"]) == ("SUCCEEDED", 1)
-    assert [one["to"] for one in document["transitions"]] == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
+    assert [transition["to"] for transition in document["transitions"]] == [
+        "QUEUED",
+        "PREPARING",
+        "RUNNING",
+        "SUCCEEDED",
+    ]
     assert document["processes"][0]["outcome"] == "ended with exit code 0"
     assert document["spec"]["trainingInput"]["pythonModule"] == "trainer.task"
     assert "history:" in footplate("jobs", "describe", "my_job", "--format", "table").out
@@ -255,7 +260,7 @@ def test_a_list_is_sorted_as_it_is_asked(submit, footplate, bench):  # noqa: F81
         submit(name, "--priority", priority)
     for order, wanted in {"priority": ["low", "middle", "high"], "~jobId": ["middle", "low", "high"]}.items():
         document = json.loads(footplate("jobs", "list", "--sort-by", order, "--format", "json").out)
-        assert [one["jobId"] for one in document] == wanted
+        assert [job["jobId"] for job in document] == wanted
     for name in ("low", "high", "middle"):
         footplate("jobs", "wait", name)
 
@@ -269,8 +274,8 @@ def test_clean_says_what_it_deletes_and_how_large_it_is(submit, footplate, bench
     assert footplate("jobs", "clean").out == "0 deleted, 0.0 MiB\n"
     for path in [*bench.jobs.home.root.glob("packages/*"), *bench.jobs.home.root.glob("unpacked/*/*")]:
         os.utime(path, (1e9, 1e9))
-    found = footplate("jobs", "clean", "--dry-run").out
-    assert found.splitlines()[0].startswith("package ")
-    assert found.splitlines()[-1].startswith("2 would be deleted, ")
+    printed = footplate("jobs", "clean", "--dry-run").out
+    assert printed.splitlines()[0].startswith("package ")
+    assert printed.splitlines()[-1].startswith("2 would be deleted, ")
     assert footplate("jobs", "clean", "--unused-for", "90d").out.splitlines()[-1].startswith("2 deleted, ")
     assert footplate("jobs", "clean", "--unused-for", "90d").out == "0 deleted, 0.0 MiB\n"

@@ -88,7 +88,7 @@ def test_a_fit_is_verified(footplate, run_dir):
     result = footplate("verify", "run", "--from", "4")
     assert result.code == 0
     assert "All states are the same." in result.out
-    steps = [one["step"] for one in json.loads(footplate("verify", "run", "--json", "--to", "8").out)["compared"]]
+    steps = [state["step"] for state in json.loads(footplate("verify", "run", "--json", "--to", "8").out)["compared"]]
     assert steps == [8]
 
     # Another learning rate stands for a bad machine.

@@ -384,9 +384,9 @@ def machine(forked):
         return started[-1]
 
     yield start
-    for one in started:
-        one.kill()
-        one.communicate()
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.slow
@@ -553,10 +553,10 @@ def test_a_machine_that_does_not_know_the_token_is_refused(machine, script):
 def test_a_port_that_is_taken_is_said_so(forked, script):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = ("--master-addr", "127.0.0.1", "--master-port", taken.getsockname()[1])
-        found = forked(
+        process = forked(
             "run", "--nnodes", "2", "--np", "2", *address, script(MACHINES), FOOTPLATE_TOKEN="secret-of-these-machines"
         )
-        _, err = found.communicate(timeout=120)
-    assert found.returncode == 2
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
     assert "this process can't listen there" in err
     assert "a port that is free" in err

@@ -40,10 +40,10 @@ def test_a_table_of_many_columns_still_shows_a_line_with_values_for_each(footpla
 
 
 def test_no_rows_are_shown_where_none_are_asked_for(footplate):
-    found = footplate("table", TABLES / "val", "--rows=0").out
-    assert "label_name" in found
-    assert "first rows" not in found
-    assert "no rows" not in found
+    printed = footplate("table", TABLES / "val", "--rows=0").out
+    assert "label_name" in printed
+    assert "first rows" not in printed
+    assert "no rows" not in printed
 
 
 def test_json_holds_everything(footplate):

@@ -40,14 +40,14 @@ class Checks:
 
     def _run(self) -> dict[str, str]:
         hvd.init()
-        found = {}
+        failures = {}
         for check in self._checks:
             try:
                 check()
             except BaseException:
-                found[check.__name__] = traceback.format_exc()
+                failures[check.__name__] = traceback.format_exc()
             hvd.barrier()
-        return found
+        return failures
 
     def test(self) -> Any:
         """A test with a case for each check."""

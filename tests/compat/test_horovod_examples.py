@@ -31,8 +31,8 @@ def pictures(split: str, rows: int) -> Dataset[Any]:
     table = DeltaTable(str(TABLES / split)).to_pyarrow_table().slice(0, rows)
     names = table.column_names
     image, label = ("image", "label") if "image" in names else (names[0], names[1])
-    found = [np.asarray(Image.open(io.BytesIO(data))) for data in table[image].to_pylist()]
-    images = torch.from_numpy(np.stack(found)).float().unsqueeze(1) / 255
+    arrays = [np.asarray(Image.open(io.BytesIO(data))) for data in table[image].to_pylist()]
+    images = torch.from_numpy(np.stack(arrays)).float().unsqueeze(1) / 255
     return TensorDataset((images - 0.2860) / 0.3530, torch.tensor(table[label].to_pylist()))
 
 
@@ -137,17 +137,17 @@ def train_hvd(learning_rate: float = 0.1, rows: int = 64) -> dict[str, float]:
 
 
 def test_horovod_runner_gives_what_rank_0_returned():
-    found = hvd.HorovodRunner(np=-3, driver_log_verbosity="all").run(train_hvd, learning_rate=0.2, rows=96)
-    assert (found["rank"], found["size"]) == (0, 3)
-    assert found["last"] < found["first"]
+    result = hvd.HorovodRunner(np=-3, driver_log_verbosity="all").run(train_hvd, learning_rate=0.2, rows=96)
+    assert (result["rank"], result["size"]) == (0, 3)
+    assert result["last"] < result["first"]
 
 
 def test_the_same_function_runs_without_a_runner(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    found = train_hvd()
+    result = train_hvd()
     hvd.shutdown()
-    assert (found["rank"], found["size"]) == (0, 1)
-    assert found["last"] < found["first"]
+    assert (result["rank"], result["size"]) == (0, 1)
+    assert result["last"] < result["first"]
 
 
 def test_a_positive_np_without_a_cluster_says_what_to_do(monkeypatch):

@@ -35,8 +35,8 @@ def test_all_runs_once_whatever_the_order_in_which_ranks_submit(data):
     turns = data.draw(st.permutations([rank for rank in range(ranks) for _ in names]))
     table, queues = Negotiation(ranks), [iter(order) for order in orders]
     answers = [answer for rank in turns for answer in submit(table, rank, next(queues[rank]))]
-    assert sorted(one.names[0] for one in answers) == sorted(names)
-    assert all(isinstance(one, Run) for one in answers)
+    assert sorted(answer.names[0] for answer in answers) == sorted(names)
+    assert all(isinstance(answer, Run) for answer in answers)
 
 
 def test_nothing_runs_before_the_last_rank_has_it():
@@ -120,7 +120,7 @@ def test_when_all_wait_for_different_things_all_are_told_what():
     table.wait(1, (0, "b"))
     table.join(2)
     refused = table.stuck()
-    assert {one.name for one in refused} == {"a", "b"}
+    assert {refusal.name for refusal in refused} == {"a", "b"}
     assert 'rank 0 waits for allreduce "a", rank 1 waits for allreduce "b", rank 2 has joined' in refused[0].text
     assert table.stuck() == []
 
@@ -163,13 +163,13 @@ def test_a_process_set_needs_its_members_only():
 
 
 def runs(*signatures: Signature) -> list[Run]:
-    return [Run(0, (str(n),), (one,), ((), ()), (0, 1)) for n, one in enumerate(signatures)]
+    return [Run(0, (str(n),), (signature,), ((), ()), (0, 1)) for n, signature in enumerate(signatures)]
 
 
 def test_neighbouring_sums_of_one_kind_travel_together():
     other = replace(LARGE, op="sum")
     fused = fuse(runs(LARGE, LARGE, other, LARGE))
-    assert [one.names for one in fused] == [("0", "1"), ("2",), ("3",)]
+    assert [run.names for run in fused] == [("0", "1"), ("2",), ("3",)]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_of_three_ranks_only_what_may_be_added_in_any_order_travels_together(sig
 
 def test_small_ones_stay_by_themselves_as_their_values_have_come_already():
     assert HAVE.small
-    assert [one.names for one in fuse(runs(HAVE, HAVE, LARGE, HAVE))] == [("0",), ("1",), ("2",), ("3",)]
+    assert [run.names for run in fuse(runs(HAVE, HAVE, LARGE, HAVE))] == [("0",), ("1",), ("2",), ("3",)]
 
 
 @pytest.mark.parametrize(
@@ -208,14 +208,14 @@ def test_what_is_large_or_elsewhere_or_not_reduced_has_a_transfer_of_its_own(oth
 
 def test_no_more_travels_together_than_the_limit():
     half = replace(LARGE, shapes=((FUSION_BYTES // 8,),))
-    assert [one.names for one in fuse(runs(half, half, half))] == [("0", "1"), ("2",)]
+    assert [run.names for run in fuse(runs(half, half, half))] == [("0", "1"), ("2",)]
 
 
 @given(st.lists(st.sampled_from([HAVE, LARGE, replace(LARGE, op="sum"), Signature("barrier")])))
 def test_fusing_keeps_order_and_loses_nothing(signatures):
     fused = fuse(runs(*signatures))
-    assert [name for one in fused for name in one.names] == [str(n) for n in range(len(signatures))]
-    assert [one for run in fused for one in run.signatures] == signatures
+    assert [name for run in fused for name in run.names] == [str(n) for n in range(len(signatures))]
+    assert [signature for run in fused for signature in run.signatures] == signatures
 
 
 def test_a_signature_travels_as_json():

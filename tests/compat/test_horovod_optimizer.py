@@ -61,8 +61,8 @@ def together(make: Callable[[nn.Module], torch.optim.Optimizer] = make_sgd, **gi
     return learnt(optimizer, model, own)
 
 
-def close(found: list[torch.Tensor], expected: list[torch.Tensor], **tolerance: float) -> None:
-    for one, other in zip(found, expected, strict=True):
+def close(actual: list[torch.Tensor], expected: list[torch.Tensor], **tolerance: float) -> None:
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, **tolerance or {"rtol": 1e-4, "atol": 1e-6})
 
 
@@ -93,10 +93,10 @@ def scaling_before_the_sum_changes_nothing_but_the_range():
 
 @check
 def compressed_gradients_are_about_the_same():
-    found = together(compression=hvd.Compression.fp16)
-    close(found, alone(), rtol=0.01, atol=1e-3)
-    assert any(not torch.equal(one, other) for one, other in zip(found, alone(), strict=True))
-    assert all(one.dtype == torch.float32 for one in found)
+    compressed = together(compression=hvd.Compression.fp16)
+    close(compressed, alone(), rtol=0.01, atol=1e-3)
+    assert any(not torch.equal(one, other) for one, other in zip(compressed, alone(), strict=True))
+    assert all(gradient.dtype == torch.float32 for gradient in compressed)
 
 
 class Doubled(hvd.Compressor):
@@ -218,12 +218,12 @@ def parameters_that_are_frozen_later_or_thawed_are_followed():
 def two_optimizers_take_turns():
     maker, critic = nn.Conv2d(1, 4, 1), nn.Conv2d(4, 1, 1)
     optimizers = [
-        hvd.DistributedOptimizer(torch.optim.SGD(one.parameters(), lr=0.1), one.named_parameters())
-        for one in (maker, critic)
+        hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), lr=0.1), network.named_parameters())
+        for network in (maker, critic)
     ]
     for turn in range(6):
-        for index, one in enumerate((maker, critic)):
-            one.requires_grad_(index == turn % 2)
+        for index, network in enumerate((maker, critic)):
+            network.requires_grad_(index == turn % 2)
         for optimizer in optimizers:
             optimizer.zero_grad()
         critic(maker(torch.rand(1, 1, 8, 8))).sum().backward()
@@ -368,7 +368,7 @@ def a_rank_with_fewer_batches_joins():
         optimizer.step()
     assert hvd.join() == 1
     hvd.broadcast_parameters(model.state_dict(), root_rank=1)
-    assert len({str(one) for one in hvd.allgather_object(model.state_dict())}) == 1
+    assert len({str(state) for state in hvd.allgather_object(model.state_dict())}) == 1
 
 
 @check
@@ -383,10 +383,10 @@ def batch_norm_sees_the_rows_of_all_ranks():
         mine, whole = x[here].clone().requires_grad_(), x.clone().requires_grad_()
         weights = torch.randn(7, *shape, dtype=torch.float64)
         for _ in range(2):
-            found, expected = synced(mine), plain(whole)
-            (found * weights[here]).sum().backward()
+            normed, expected = synced(mine), plain(whole)
+            (normed * weights[here]).sum().backward()
             (expected * weights).sum().backward()
-        torch.testing.assert_close(found, expected[here])
+        torch.testing.assert_close(normed, expected[here])
         torch.testing.assert_close(mine.grad, whole.grad[here])
         torch.testing.assert_close(hvd.allreduce(synced.weight.grad, op=hvd.Sum), plain.weight.grad)
         for name, value in plain.state_dict().items():
@@ -401,10 +401,10 @@ def test_buckets_close_when_they_are_full_so_that_much_of_the_gradients_travels_
     layers = nn.Sequential(nn.Linear(32, 1024), *[nn.Linear(1024, 1024) for _ in range(3)], nn.Linear(1024, 10))
     first, second = by_size(layers.parameters())
     last_two = [*layers[3].parameters(), *layers[4].parameters()]
-    assert [id(one) for one in reversed(first)] == [id(one) for one in last_two]
+    assert [id(parameter) for parameter in reversed(first)] == [id(parameter) for parameter in last_two]
     assert len(second) == 6
 
 
 def test_a_bucket_has_one_type():
     parameters = [nn.Parameter(torch.zeros(3, dtype=dtype)) for dtype in (torch.float32, torch.float32, torch.float64)]
-    assert [len(one) for one in by_size(parameters)] == [1, 2]
+    assert [len(bucket) for bucket in by_size(parameters)] == [1, 2]

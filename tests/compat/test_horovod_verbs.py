@@ -128,13 +128,13 @@ def any_thread_may_submit():
 @check
 def a_group_is_one_operation():
     result = hvd.grouped_allreduce([mine(2), mine(1, 3, dtype=torch.float64), mine()], op=hvd.Sum)
-    assert [one.flatten().tolist() for one in result] == [[3, 6], [3, 6, 9], [3]]
+    assert [tensor.flatten().tolist() for tensor in result] == [[3, 6], [3, 6, 9], [3]]
     assert result[1].dtype == torch.float64
     tensors = [mine(2), mine(3)]
     assert hvd.grouped_allreduce_(tensors, name="in place")[0] is tensors[0]
     assert tensors[1].tolist() == [1.5, 3, 4.5]
     handle = hvd.grouped_allreduce_async(tensors, op=hvd.Max)
-    assert [one.tolist() for one in hvd.synchronize(handle)] == [[1.5, 3], [1.5, 3, 4.5]]
+    assert [tensor.tolist() for tensor in hvd.synchronize(handle)] == [[1.5, 3], [1.5, 3, 4.5]]
 
 
 @check

@@ -48,23 +48,29 @@ def test_model_checkpoint_keeps_what_lightnings_keeps(arguments: dict[str, Any],
             trainer.fit(Plain(), *loaders())
         return callback
 
-    expected, found = run(pl.Trainer, tmp_path / "lightning"), run(fp.Trainer, tmp_path / "footplate")
+    expected, actual = run(pl.Trainer, tmp_path / "lightning"), run(fp.Trainer, tmp_path / "footplate")
 
     def kept(directory: Path) -> set[str]:
         return {path.name for path in directory.glob("*.ckpt") if path.name not in ("best.ckpt", "last.ckpt")}
 
     assert kept(tmp_path / "footplate") == kept(tmp_path / "lightning") != set()
-    assert Path(found.best_model_path).name == Path(expected.best_model_path).name
+    assert Path(actual.best_model_path).name == Path(expected.best_model_path).name
     if arguments.get("monitor"):
-        assert float(found.best_model_score) == pytest.approx(float(expected.best_model_score), rel=1e-6)
-        assert {Path(path).name for path in found.best_k_models} == {Path(path).name for path in expected.best_k_models}
-        assert Path(found.kth_best_model_path).name == Path(expected.kth_best_model_path).name
+        assert float(actual.best_model_score) == pytest.approx(float(expected.best_model_score), rel=1e-6)
+        assert {Path(path).name for path in actual.best_k_models} == {
+            Path(path).name for path in expected.best_k_models
+        }
+        assert Path(actual.kth_best_model_path).name == Path(expected.kth_best_model_path).name
 
 
 def test_callbacks_that_save_come_last(make_trainer: Any) -> None:
     first, second, rates = theirs.ModelCheckpoint(), theirs.ModelCheckpoint(monitor="val_loss"), pl.Callback()
     given = [first, rates, second]
-    assert [one for one in make_trainer(callbacks=given).callbacks if one in given] == [rates, first, second]
+    assert [callback for callback in make_trainer(callbacks=given).callbacks if callback in given] == [
+        rates,
+        first,
+        second,
+    ]
 
 
 def test_the_users_objects_are_the_trainers_and_learn(make_trainer: Any) -> None:
@@ -101,7 +107,7 @@ def test_a_saver_that_a_trainer_has_used_is_as_it_was_for_the_next(make_trainer:
     assert (saver.best_model_path, float(saver.best_model_score)) == before
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
 def test_callbacks_that_a_trainer_has_used_can_be_copied(copied: Any, make_trainer: Any) -> None:
     given = [theirs.ModelCheckpoint(monitor="val_loss"), theirs.EarlyStopping("val_loss"), theirs.TQDMProgressBar()]
     make_trainer(callbacks=given).fit(Plain(), *loaders())
@@ -109,7 +115,7 @@ def test_callbacks_that_a_trainer_has_used_can_be_copied(copied: Any, make_train
     saver, stopping, bar = map(copied, given)
 
     assert (saver.best_model_path, stopping.best_score) == (given[0].best_model_path, given[1].best_score)
-    assert [type(made) for made in (saver, stopping, bar)] == [type(one) for one in given]
+    assert [type(made) for made in (saver, stopping, bar)] == [type(callback) for callback in given]
     assert isinstance(bar, theirs.TQDMProgressBar)
     assert isinstance(saver, fp.ModelCheckpoint)
 
@@ -155,8 +161,8 @@ def test_a_subclass_is_called_and_calls_ours(make_trainer: Any) -> None:
     assert stopping.stopped_epoch == 3
     assert saver.saves == len(saver.best_k_models) == 2
     assert Path(saver.last_model_path).name == "epoch=2-newest.ckpt"
-    found = {path.name for path in Path(saver.dirpath).glob("*newest.ckpt")}
-    assert found == {"epoch=2-newest.ckpt"}
+    names = {path.name for path in Path(saver.dirpath).glob("*newest.ckpt")}
+    assert names == {"epoch=2-newest.ckpt"}
 
 
 def test_a_subclass_whose_method_would_never_be_called_is_refused() -> None:
@@ -329,23 +335,25 @@ def test_prediction_writers_are_given_what_lightning_gives_them(
             return self(batch[0])
 
     torch.manual_seed(0)
-    module, expected, found = Predicts(), Writer(interval), Writer(interval)
+    module, expected, actual = Predicts(), Writer(interval), Writer(interval)
     with quiet():
         pl.Trainer(
             accelerator="cpu", logger=DummyLogger(), callbacks=[expected], enable_progress_bar=False,
             default_root_dir=str(tmp_path),
         ).predict(module, make()[1])  # fmt: skip
-    make_trainer(callbacks=[found]).predict(module, make()[1])
+    make_trainer(callbacks=[actual]).predict(module, make()[1])
 
-    assert found.batches == expected.batches
-    assert found.indices_so_far == expected.indices_so_far
-    assert found.epoch[1] == expected.epoch[1]
-    for mine, their in zip(flat(found.epoch[0]), flat(expected.epoch[0]), strict=True):
+    assert actual.batches == expected.batches
+    assert actual.indices_so_far == expected.indices_so_far
+    assert actual.epoch[1] == expected.epoch[1]
+    for mine, their in zip(flat(actual.epoch[0]), flat(expected.epoch[0]), strict=True):
         assert torch.equal(mine, their)
 
 
 def flat(predictions: Any) -> list[Any]:
-    return [item for one in predictions for item in (one if isinstance(one, list) else [one])]
+    return [
+        item for prediction in predictions for item in (prediction if isinstance(prediction, list) else [prediction])
+    ]
 
 
 def test_state_of_ones_own_callback_is_saved_and_resumed(make_trainer: Any) -> None:

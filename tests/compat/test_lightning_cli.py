@@ -75,4 +75,6 @@ def test_callbacks_of_trainer_defaults_may_be_given_as_in_a_file(tmp_path: Path)
             args=[f"--trainer.default_root_dir={tmp_path}"],
             trainer_defaults={"callbacks": callbacks},
         )
-        assert [one.monitor for one in cli.trainer.callbacks if isinstance(one, ModelCheckpoint)] == ["val_loss"]
+        assert [callback.monitor for callback in cli.trainer.callbacks if isinstance(callback, ModelCheckpoint)] == [
+            "val_loss"
+        ]

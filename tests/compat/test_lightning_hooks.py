@@ -101,7 +101,7 @@ def test_data_module_is_used(row: Row, make_trainer: Any) -> None:
 
         return note
 
-    names = [one.name for one in table.DATAMODULE if one.name != "from_datasets"]
+    names = [hook.name for hook in table.DATAMODULE if hook.name != "from_datasets"]
     kind = type("Data", (pl.LightningDataModule,), {name: noting(name) for name in names})
 
     class Fails(Evaluated):

@@ -130,7 +130,7 @@ def test_timm_fine_tune_trains_its_head_alone_and_resumes_bit_for_bit(make_train
     assert set(runner.callback_metrics) == {"train_loss", "train_loss_step", "train_loss_epoch", "val_acc", "val_loss"}
     assert changed(weights(whole), resumed) == set()
     predictions = runner.predict(whole, datamodule=ImagesDataModule())
-    assert [tuple(one.shape) for one in predictions] == [(8, 3)] * 3
+    assert [tuple(prediction.shape) for prediction in predictions] == [(8, 3)] * 3
 
 
 def test_hugging_face_fine_tune_learns(make_trainer: Any) -> None:
@@ -273,8 +273,8 @@ def test_several_loaders_train_and_evaluate_as_with_lightning(make_trainer: Any,
             self.net, self.seen = nn.Linear(2, 1), []
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            tensors = [one for one in tree_flatten(batch)[0] if one is not None]
-            return sum(self.net(one).square().mean() for one in tensors)
+            tensors = [leaf for leaf in tree_flatten(batch)[0] if leaf is not None]
+            return sum(self.net(tensor).square().mean() for tensor in tensors)
 
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
             self.seen.append((dataloader_idx, batch_idx, str(batch)))

@@ -128,7 +128,7 @@ PROBES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Result of every probe of a module, and every attribute of the trainer, in the middle of training, by engine."""
-    found: dict[str, dict[str, Any]] = {}
+    by_engine: dict[str, dict[str, Any]] = {}
 
     class Probed(ByEpoch, Evaluated):
         def __init__(self, width: int = 3) -> None:
@@ -143,12 +143,12 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
                     values[f"trainer.{row.name}"] = _read(self.trainer, row.name)
 
     for engine in ("lightning", "footplate"):
-        values = found[engine] = {}
+        values = by_engine[engine] = {}
         trainer = trainer_of(engine, Record(), tmp_path_factory.mktemp(engine), max_epochs=2)
         torch.manual_seed(0)
         with quiet():
             trainer.fit(Probed(), *loaders())
-    return found
+    return by_engine
 
 
 def _try(probe: Any, module: Any) -> Any:

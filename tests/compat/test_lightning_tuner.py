@@ -37,12 +37,12 @@ def test_losses_rates_and_suggestion_are_lightnings(tmp_path: Path, make_trainer
     theirs = trainer_of("lightning", Record(), tmp_path)
     with quiet():
         expected = Tuner(theirs).lr_find(modules[0], loaders()[0], num_training=40, mode=mode)
-    found = fp.Tuner(make_trainer()).lr_find(modules[1], loaders()[0], num_training=40, mode=mode)
+    search = fp.Tuner(make_trainer()).lr_find(modules[1], loaders()[0], num_training=40, mode=mode)
     assert expected is not None
-    assert found is not None
-    assert found.results["lr"] == expected.results["lr"][: len(found.results["lr"])]
-    assert found.results["loss"] == expected.results["loss"]
-    assert found.suggestion() == expected.suggestion()
+    assert search is not None
+    assert search.results["lr"] == expected.results["lr"][: len(search.results["lr"])]
+    assert search.results["loss"] == expected.results["loss"]
+    assert search.suggestion() == expected.suggestion()
     assert modules[0].lr == modules[1].lr
 
 
@@ -87,9 +87,9 @@ def test_a_callback_that_searches_in_later_epochs_is_refused(make_trainer: Any) 
 def test_lightnings_tuner_searches_with_ours_and_trains_nothing(make_trainer: Any) -> None:
     module, made = Searched(), make_trainer()
     before = copy.deepcopy(module.state_dict())
-    found = Tuner(made).lr_find(module, num_training=30)
-    assert found is not None
-    assert len(found.results["loss"]) == 30
+    search = Tuner(made).lr_find(module, num_training=30)
+    assert search is not None
+    assert len(search.results["loss"]) == 30
     assert Tuner(made).scale_batch_size(module, max_trials=3) == module.batch_size == 8
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert made.global_step == 0

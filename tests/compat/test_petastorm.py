@@ -119,12 +119,12 @@ def test_without_a_shard_the_ranks_of_a_process_group_have_each_their_own(
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    found = []
+    label_indices = []
     for rank in range(2):
         monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
         with make_reader(photos, num_epochs=1, schema_fields=["label_index"]) as reader:
-            found += [row.label_index for row in reader]
-    assert sorted(found) == list(range(60))
+            label_indices += [row.label_index for row in reader]
+    assert sorted(label_indices) == list(range(60))
 
 
 def test_epochs_end_when_asked_to_and_have_orders_of_their_own(photos: str) -> None:
@@ -245,11 +245,11 @@ def test_two_plans_of_one_hash_are_computed_each(spark: Any, tmp_path: Path, mon
     monkeypatch.setattr(DataFrame, "semanticHash", lambda frame: 7)  # Spark's has 32 bits
     spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, (tmp_path / "cache").as_uri())
     wide = spark.range(3).select(*(lit(number).alias(f"c{number}") for number in range(40)))
-    found = [
+    batches = [
         next(iter(make_spark_converter(wide.withColumn("last", lit(value))).make_torch_dataloader(batch_size=3)))
         for value in (1, 2)
     ]
-    assert [batch["last"].tolist() for batch in found] == [[1] * 3, [2] * 3]
+    assert [batch["last"].tolist() for batch in batches] == [[1] * 3, [2] * 3]
     assert spark.conf.get("spark.sql.debug.maxToStringFields", None) in (None, "25")
 
 
@@ -457,8 +457,8 @@ def test_partitions_are_integers_where_all_of_them_are(make, names, expected, tm
     for name in names:
         (tmp_path / f"part={name}").mkdir()
         pq.write_table(pa.table({"x": [1]}), tmp_path / f"part={name}" / "0.parquet")
-    found = [np.atleast_1d(each.part).tolist() for each in make(str(tmp_path), shuffle_row_groups=False)]
-    assert [value for values in found for value in values] == expected
+    parts = [np.atleast_1d(each.part).tolist() for each in make(str(tmp_path), shuffle_row_groups=False)]
+    assert [value for values in parts for value in values] == expected
 
 
 @pytest.mark.parametrize(

@@ -425,11 +425,11 @@ def test_a_request_to_a_process_that_is_stopped_or_gone_says_so(start: Start) ->
 
 @given(st.lists(st.sampled_from([b"?", b'{"id": "a.?{}"}\n', b'{"id": 2}\n']), max_size=8), st.integers(1, 20))
 def test_requests_are_found_however_they_are_cut(parts: list[bytes], size: int) -> None:
-    data, questions, found, unread = b"".join(parts), b"", list[bytes](), b""
+    data, questions, gathered, unread = b"".join(parts), b"", list[bytes](), b""
     for begin in range(0, len(data), size):
         asked, requested, unread = answering._split(unread + data[begin : begin + size])
-        found += requested
+        gathered += requested
         questions += asked
     assert questions == b"?" * parts.count(b"?")
-    assert found == [part.rstrip() for part in parts if part.startswith(b"{")]
+    assert gathered == [part.rstrip() for part in parts if part.startswith(b"{")]
     assert unread == b""

@@ -77,13 +77,13 @@ def test_outside_of_a_collection_they_are_waited_for(blocked: Blocked) -> None:
 
 
 def test_another_thread_waits_as_ever_while_one_collects(blocked: Blocked) -> None:
-    found: list[bool] = []
+    answers: list[bool] = []
 
     def at_the_end() -> None:
-        other = threading.Thread(target=lambda: found.append(collecting()))
+        other = threading.Thread(target=lambda: answers.append(collecting()))
         other.start()
         other.join()
 
     left_unfinished(at_the_end)
     gc.collect()
-    assert found == [False]
+    assert answers == [False]

@@ -112,11 +112,11 @@ class Hub(LoopbackServer):
         self._send_json(request, [_entry(name, files.get(name)) for name in names[start : start + PAGE]], headers)
 
     def _paths(self, request: BaseHTTPRequestHandler, files: dict[str, bytes], paths: list[str]) -> None:
-        found = []
+        entries = []
         for path in paths:
             if path in files or any(name.startswith(f"{path}/") for name in files):
-                found.append(_entry(path, files.get(path)))
-        self._send_json(request, found)
+                entries.append(_entry(path, files.get(path)))
+        self._send_json(request, entries)
 
     def _resolve(self, request: BaseHTTPRequestHandler, commit: str, path: str) -> None:
         if self.fail:

@@ -65,10 +65,10 @@ class Stream(IterableDataset):
 
 def test_a_position_that_was_loaded_is_the_position_before_any_batch_is_asked_for():
     for data in (DataLoader(Noisy(20), 2), [1, 2, 3, 4, 5]):
-        one = adapt(data, seed=1)
-        one.load_state_dict({**one.state_dict(), "epoch": 3, "batch": 4})
-        one.set_epoch(3)
-        assert (one.state_dict()["epoch"], one.state_dict()["batch"]) == (3, 4)
+        loader = adapt(data, seed=1)
+        loader.load_state_dict({**loader.state_dict(), "epoch": 3, "batch": 4})
+        loader.set_epoch(3)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (3, 4)
 
 
 class Positioned:
@@ -222,7 +222,7 @@ def test_the_order_differs_by_epoch_and_by_seed_and_holds_each_row_once():
     other = epochs(adapt(DataLoader(Noisy(50), 5, shuffle=True), seed=2))[0]
     rows = [[int(x) for batch in epoch for x in batch] for epoch in (first, second, other)]
     assert rows[0] != rows[1] != rows[2] != rows[0]
-    assert all(sorted(one) == list(range(50)) for one in rows)
+    assert all(sorted(order) == list(range(50)) for order in rows)
 
 
 def test_reading_leaves_the_global_generators_order_to_the_step():

@@ -72,8 +72,8 @@ def test_batches_are_counted_where_they_can_be() -> None:
 
 
 def test_batches_have_the_shape_of_the_collection() -> None:
-    one = numbers(2)
-    (batch,) = list(adapt({"a": [one, (one, one)], "b": [[1, 2, 3, 4]]}, 1))[:1]
+    loader = numbers(2)
+    (batch,) = list(adapt({"a": [loader, (loader, loader)], "b": [[1, 2, 3, 4]]}, 1))[:1]
     assert isinstance(batch["a"], list)
     assert isinstance(batch["a"][1], tuple)
     assert batch["b"] == [1, 2, 3, 4]
@@ -119,7 +119,9 @@ def test_passes_and_loaders_of_one_epoch_are_shuffled_differently() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_ranks_have_as_many_batches_and_no_row_twice(mode: Any) -> None:
     worlds = [World(rank, 2, rank, 2, True) for rank in range(2)]
-    loaders = [adapt(CombinedLoader({"a": numbers(8, 2), "b": numbers(12, 2)}, mode), 3, True, one) for one in worlds]
+    loaders = [
+        adapt(CombinedLoader({"a": numbers(8, 2), "b": numbers(12, 2)}, mode), 3, True, world) for world in worlds
+    ]
     by_rank = [epochs(loader, 0, 1)[0] for loader in loaders]
     assert all(map(even, loaders))
     assert len(by_rank[0]) == len(by_rank[1])
@@ -156,7 +158,7 @@ class Sums(fp.Module):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.seen.append(plain(batch))
-        values = [one[0].float() for one in batch.values() if one is not None]
+        values = [part[0].float() for part in batch.values() if part is not None]
         return sum(self.net(value[:, None]).square().mean() for value in values) * 1e-4
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -186,7 +188,7 @@ def test_a_run_on_several_loaders_resumes_bit_for_bit_in_the_middle_of_an_epoch(
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if mode != "sequential":
                 return super().training_step(
-                    {name: one and list(one.values()) for name, one in batch.items()}, batch_idx
+                    {name: part and list(part.values()) for name, part in batch.items()}, batch_idx
                 )
             return super().training_step({"only": list(batch.values())}, batch_idx)
 

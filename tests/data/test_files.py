@@ -81,18 +81,18 @@ def example_type() -> Any:
             message.field.add(name=label, number=number, label=repeated, type=kind, type_name=type_name or None)
         return message
 
-    one, many, nested = kinds.LABEL_OPTIONAL, kinds.LABEL_REPEATED, kinds.TYPE_MESSAGE
-    message("BytesList", ("value", 1, many, kinds.TYPE_BYTES, ""))
-    message("FloatList", ("value", 1, many, kinds.TYPE_FLOAT, ""))
-    message("Int64List", ("value", 1, many, kinds.TYPE_INT64, ""))
+    optional, repeated, nested = kinds.LABEL_OPTIONAL, kinds.LABEL_REPEATED, kinds.TYPE_MESSAGE
+    message("BytesList", ("value", 1, repeated, kinds.TYPE_BYTES, ""))
+    message("FloatList", ("value", 1, repeated, kinds.TYPE_FLOAT, ""))
+    message("Int64List", ("value", 1, repeated, kinds.TYPE_INT64, ""))
     lists = [("bytes_list", 1, "BytesList"), ("float_list", 2, "FloatList"), ("int64_list", 3, "Int64List")]
-    message("Feature", *[(name, number, one, nested, f".tf.{kind}") for name, number, kind in lists])
-    features = message("Features", ("feature", 1, many, nested, ".tf.Features.FeatureEntry"))
+    message("Feature", *[(name, number, optional, nested, f".tf.{kind}") for name, number, kind in lists])
+    features = message("Features", ("feature", 1, repeated, nested, ".tf.Features.FeatureEntry"))
     entry = features.nested_type.add(name="FeatureEntry")
     entry.options.map_entry = True
-    entry.field.add(name="key", number=1, label=one, type=kinds.TYPE_STRING)
-    entry.field.add(name="value", number=2, label=one, type=nested, type_name=".tf.Feature")
-    message("Example", ("features", 1, one, nested, ".tf.Features"))
+    entry.field.add(name="key", number=1, label=optional, type=kinds.TYPE_STRING)
+    entry.field.add(name="value", number=2, label=optional, type=nested, type_name=".tf.Feature")
+    message("Example", ("features", 1, optional, nested, ".tf.Features"))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tf.Example"))

@@ -103,7 +103,7 @@ def test_what_has_failed_is_not_kept_alive_by_having_been_raised() -> None:
     try:
         with contextlib.suppress(Gone):
             list(Prefetcher(broken(), move=lambda batch: batch))
-        assert not [one for one in gc.get_objects() if type(one) is Gone]
+        assert not [tracked for tracked in gc.get_objects() if type(tracked) is Gone]
     finally:
         gc.enable()
 
@@ -138,4 +138,6 @@ def test_its_thread_and_the_loaders_end_with_the_iterator(delta: str) -> None:
     assert prefetching()
     del iterator
     gc.collect()
-    assert not [one for one in threading.enumerate() if one not in before and one.name.startswith("footplate-")]
+    assert not [
+        thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("footplate-")
+    ]

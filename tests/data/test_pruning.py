@@ -52,7 +52,7 @@ def test_damaged_row_groups_can_not_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("filter", "found", "read"),
+    ("filter", "matching", "read"),
     [
         ([("id", ">=", 38), ("id", "<", 42)], range(38, 42), {3, 4}),
         ([("id", "=", 55)], [55], {5}),
@@ -66,7 +66,7 @@ def test_damaged_row_groups_can_not_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_row_groups_that_can_not_match_are_not_read(
-    tmp_path: Path, filter: Any, found: list[int], read: set[int]
+    tmp_path: Path, filter: Any, matching: list[int], read: set[int]
 ) -> None:
     path = write(
         tmp_path / "a.parquet",
@@ -77,7 +77,7 @@ def test_row_groups_that_can_not_match_are_not_read(
         rare=[50 if number == 50 else None for number in range(100)],
     )
     damage_all_but(path, read)
-    assert ids(Table(path, columns=["id"], filter=filter)) == list(found)
+    assert ids(Table(path, columns=["id"], filter=filter)) == list(matching)
 
 
 def test_a_filter_that_matches_nothing_reads_nothing(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ texts = st.one_of(st.none(), st.sampled_from(["", "a", "ab", "b", "é", "z" * 10
 def conditions() -> st.SearchStrategy[pc.Expression]:
     def compared(name: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[pc.Expression]:
         operators = st.sampled_from(["__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"])
-        value = values.filter(lambda one: one is not None)
-        return st.builds(lambda operator, one: getattr(pc.field(name), operator)(pa.scalar(one)), operators, value)
+        value = values.filter(lambda bound: bound is not None)
+        return st.builds(lambda operator, bound: getattr(pc.field(name), operator)(pa.scalar(bound)), operators, value)
 
     leaves = st.one_of(
         compared("i", numbers),
@@ -149,6 +149,6 @@ def test_no_row_is_lost(tmp_path: Path, rows: list[tuple[Any, Any, Any]], condit
         }
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
-    found = Table(tmp_path / "a.parquet", columns=["id"], filter=condition)
-    groups = [found.read_group(number)["id"].to_pylist() for number in range(len(found.row_groups))]
+    filtered = Table(tmp_path / "a.parquet", columns=["id"], filter=condition)
+    groups = [filtered.read_group(number)["id"].to_pylist() for number in range(len(filtered.row_groups))]
     assert [row for group in groups for row in group] == table.filter(condition)["id"].to_pylist()

@@ -35,7 +35,7 @@ def our_children() -> list[psutil.Process]:
 def is_worker(child: psutil.Process) -> bool:
     try:
         return child.status() != psutil.STATUS_ZOMBIE and any(
-            "footplate.data.pipeline.row_workers" in one for one in child.cmdline()
+            "footplate.data.pipeline.row_workers" in argument for argument in child.cmdline()
         )
     except psutil.NoSuchProcess:
         return False
@@ -53,12 +53,12 @@ def test_rows_order_and_draws_are_those_of_threads(delta: str) -> None:
     # The workers stay from epoch to epoch.
     assert len(pids) == 2
     assert os.getpid() not in pids
-    for expected, found in zip(in_threads, in_processes, strict=True):
-        assert list(expected) == list(found)
-        assert torch.equal(expected["image"], found["image"])
-        assert torch.equal(expected["half"], found["half"])
-        assert torch.equal(expected["noise"], found["noise"])
-        assert expected["name"] == found["name"]
+    for expected, actual in zip(in_threads, in_processes, strict=True):
+        assert list(expected) == list(actual)
+        assert torch.equal(expected["image"], actual["image"])
+        assert torch.equal(expected["half"], actual["half"])
+        assert torch.equal(expected["noise"], actual["noise"])
+        assert expected["name"] == actual["name"]
 
 
 def test_a_lambda_is_a_row_function_too_and_processes_end_with_their_loader(delta: str) -> None:

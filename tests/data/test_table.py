@@ -246,7 +246,7 @@ def test_a_glob_finds_what_a_shell_would_find(tmp_path: Path) -> None:
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"id": [int(name[-9])]}), tmp_path / name)
-    found = {
+    expected = {
         "*.parquet": [1, 2],
         "[!1].parquet": [2],
         "[12].parquet": [1, 2],
@@ -255,7 +255,7 @@ def test_a_glob_finds_what_a_shell_would_find(tmp_path: Path) -> None:
         "run [6]": [6],
         "run [6]/6.parquet": [6],
     }
-    assert {pattern: ids(Table(tmp_path / pattern)) for pattern in found} == found
+    assert {pattern: ids(Table(tmp_path / pattern)) for pattern in expected} == expected
 
 
 def test_files_that_disagree_on_their_columns_are_refused(parquet: str) -> None:

@@ -84,10 +84,10 @@ def test_outputs_become_those_of_the_whole_batch():
         {"loss": torch.tensor(float(n)), "rows": torch.full((piece.rows,), n), "name": n}
         for n, piece in enumerate(pieces)
     ]
-    found = joined(outputs, pieces, CPU)
-    assert found["loss"] == 0.75
-    assert found["rows"].tolist() == [0, 0, 1, 2]
-    assert found["name"] == [0, 1, 2]
+    whole = joined(outputs, pieces, CPU)
+    assert whole["loss"] == 0.75
+    assert whole["rows"].tolist() == [0, 0, 1, 2]
+    assert whole["name"] == [0, 1, 2]
     assert joined([{"loss": torch.ones(1), "one": torch.ones(1)}] * 3, pieces, CPU)["one"].shape == (3,)
     assert joined([None, None, None], pieces, CPU) is None
     assert joined([None, torch.tensor(4.0), None], pieces, CPU) == 1.0
@@ -98,23 +98,23 @@ def logged(name: str, value: Any, reduce_fx: Any = "mean", batch_size: int | Non
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.integers(1, 5)), min_size=1, max_size=5), st.booleans())
-def test_logged_values_become_one_by_their_reduction(found, tensors):
-    values, rows = [value for value, _ in found], [count for _, count in found]
+def test_logged_values_become_one_by_their_reduction(pairs, tensors):
+    values, rows = [value for value, _ in pairs], [count for _, count in pairs]
 
     def of(reduce_fx: str) -> float:
         calls = [[logged("x", torch.tensor(value) if tensors else value, reduce_fx)] for value in values]
         (call,) = together(calls, rows, CPU)
         return float(call.value)
 
-    assert of("mean") == pytest.approx(sum(v * n for v, n in found) / sum(rows), abs=1e-5)
+    assert of("mean") == pytest.approx(sum(v * n for v, n in pairs) / sum(rows), abs=1e-5)
     assert of("sum") == pytest.approx(sum(values), abs=1e-4)
     assert (of("min"), of("max")) == pytest.approx((min(values), max(values)))
 
 
 def test_names_that_only_some_copies_log_count_their_own_rows():
-    found = together([[logged("a", 1.0), logged("a", 5.0)], [logged("b", 2.0), logged("a", 4.0)]], [2, 1], CPU)
-    assert [(call.name, call.batch_size) for call in found] == [("a", 3), ("a", 2), ("b", 1)]
-    assert [call.value for call in found] == pytest.approx([2.0, 5.0, 2.0])
+    calls = together([[logged("a", 1.0), logged("a", 5.0)], [logged("b", 2.0), logged("a", 4.0)]], [2, 1], CPU)
+    assert [(call.name, call.batch_size) for call in calls] == [("a", 3), ("a", 2), ("b", 1)]
+    assert [call.value for call in calls] == pytest.approx([2.0, 5.0, 2.0])
 
 
 def test_a_batch_size_that_is_given_is_the_weight():
@@ -127,5 +127,5 @@ def test_a_flat_bucket_is_taken_apart_into_the_tensors_it_was_made_of(shapes):
     tensors = [torch.randn(shape) for shape in shapes]
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     assert all(torch.equal(one, other) for one, other in zip(views(flat, tensors), tensors, strict=True))
-    assert [one.shape for one in moved(tensors, torch.device("meta"))] == [one.shape for one in tensors]
+    assert [tensor.shape for tensor in moved(tensors, torch.device("meta"))] == [tensor.shape for tensor in tensors]
     assert moved(tensors, CPU) is tensors

@@ -44,7 +44,7 @@ class Behind:
 def outcomes(stores, address: str | None = "127.0.0.1") -> list[str]:
     """The result of each rank: an error's text, or an empty one."""
 
-    def one(rank: int) -> str:
+    def outcome(rank: int) -> str:
         try:
             connectivity.check(stores[rank], rank, SIZE, address)
         except ConfigError as error:
@@ -52,7 +52,7 @@ def outcomes(stores, address: str | None = "127.0.0.1") -> list[str]:
         return ""
 
     with ThreadPoolExecutor(SIZE) as pool:
-        return list(pool.map(one, range(SIZE)))
+        return list(pool.map(outcome, range(SIZE)))
 
 
 @contextlib.contextmanager

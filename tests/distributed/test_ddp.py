@@ -261,7 +261,7 @@ class Deep(Plain):
 
 def bucket_sizes() -> list[list[int]]:
     """Number of elements of each bucket of each step, in the order of sending."""
-    strategy, module, found = DDP(), seeded(Deep), []
+    strategy, module, sizes = DDP(), seeded(Deep), []
     join(World.from_environ(), "gloo", torch.device("cpu"))
     strategy.prepare(module)
     module.training_step = lambda batch: module.out(module.net(batch)).square().mean()
@@ -269,15 +269,15 @@ def bucket_sizes() -> list[list[int]]:
     assert strategy._wrapped is not None
 
     def send(group, bucket):  # DDP refuses annotations that are strings
-        found[-1].append(bucket.buffer().numel())
+        sizes[-1].append(bucket.buffer().numel())
         return allreduce_hook(group, bucket)
 
     strategy._wrapped.register_comm_hook(None, send)
     for _ in range(3):
-        found.append([])
+        sizes.append([])
         strategy.begin_batch(True)
         strategy.marked(step(torch.ones(2, 512)), counts=True, begins_window=True).backward()
-    return found
+    return sizes
 
 
 def test_the_first_step_has_the_buckets_of_all_steps_and_the_first_of_them_is_small_and_leaves_early():
@@ -343,14 +343,14 @@ class SkipsTheEnd(Plain):
 
 def test_a_run_that_resumes_in_a_window_knows_what_was_counted(tmp_path):
     def run() -> list[dict[str, torch.Tensor]]:
-        found = []
+        states = []
         for path in (None, tmp_path / "checkpoints" / "in-a-window.ckpt"):
             model = seeded(SkipsTheEnd)
             trainer = make(tmp_path, accumulate_grad_batches=3, max_epochs=1, callbacks=[SavesInAWindow()])
             trainer.fit(model, loader(48), ckpt_path=path)
             assert trainer.global_step == 1
-            found.append(weights(model))
-        return found
+            states.append(weights(model))
+        return states
 
     for whole, resumed in ranks.run(run, 2):
         equal(whole, resumed)

@@ -42,10 +42,10 @@ def test_the_first_exception_is_raised_when_all_tasks_have_ended(threads):
         failed.wait(10)
         ended.set()
 
-    with pytest.raises(KeyError, match="gone") as found:
+    with pytest.raises(KeyError, match="gone") as raised:
         threads.run({0: lasts, 1: fails})
     assert ended.is_set()
-    assert found.value.__notes__ == ["Raised in replica 1 of 2, on cpu."]
+    assert raised.value.__notes__ == ["Raised in replica 1 of 2, on cpu."]
     assert threads.run({1: lambda: 5}) == {1: 5}
 
 

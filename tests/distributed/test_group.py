@@ -31,16 +31,16 @@ def raising(error: Exception) -> Any:
 
 def test_what_one_rank_raises_is_raised_on_all_also_where_it_can_not_travel():
     def run():
-        found, alone = [], os.environ["RANK"] == "1"
+        errors, alone = [], os.environ["RANK"] == "1"
         among = group()
         for error in (DataError("lost"), Awkward(7, "odd")):
             with pytest.raises(Exception) as caught:
                 among.ask_each(lambda error=error: raising(error) if alone else "fine")
-            found.append((type(caught.value).__name__, str(caught.value)))
+            errors.append((type(caught.value).__name__, str(caught.value)))
             with pytest.raises(Exception) as caught:
                 among.ask_first(lambda error=error: raising(error))
-            found.append((type(caught.value).__name__, str(caught.value)))
-        return [*found, among.ask_each(lambda: alone)]
+            errors.append((type(caught.value).__name__, str(caught.value)))
+        return [*errors, among.ask_each(lambda: alone)]
 
     first, second = ranks.run(run, 2)
     assert first == [

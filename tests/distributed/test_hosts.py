@@ -72,7 +72,7 @@ def test_a_run_whose_hosts_share_no_disk_saves_and_stops_at_the_same_steps_on_al
         timer = fp.Timer(timedelta(minutes=5))
         trainer = make(HERE / "run", max_epochs=9, callbacks=[*savers, stopper, timer])
         trainer.fit(seeded(), loader(), loader(33))
-        paths = [(one.best_model_path, one.last_model_path) for one in savers]
+        paths = [(saver.best_model_path, saver.last_model_path) for saver in savers]
         return trainer.global_step, trainer.current_epoch, paths
 
     first, second = on_hosts(tmp_path, run)

@@ -119,9 +119,9 @@ def test_a_prediction_writer_learns_which_rows_a_rank_has_predicted(tmp_path):
         return writer.found
 
     first, second = ranks.run(run, 2)
-    found = dict(first + second)
-    assert len(first) + len(second) == len(found) == 37
-    assert found == pytest.approx(dict(enumerate(dataset(37).tensors[0][:, 0].tolist())))
+    predictions = dict(first + second)
+    assert len(first) + len(second) == len(predictions) == 37
+    assert predictions == pytest.approx(dict(enumerate(dataset(37).tensors[0][:, 0].tolist())))
 
 
 class LitThatLogs(Lit):
@@ -135,11 +135,11 @@ class LitThatLogs(Lit):
 
 
 def test_a_lightning_module_is_copied_for_replicas_with_its_log(tmp_path):
-    found = {}
+    trained = {}
     for devices in (1, 2):
         model = seeded(LitThatLogs)
         trainer = make(tmp_path / str(devices), devices=devices, strategy="replicas")
         trainer.fit(model, loader(51, 16))
-        found[devices] = weights(model), float(trainer.callback_metrics["train_loss"])
-    same(found[1][0], found[2][0])
-    assert found[1][1] == pytest.approx(found[2][1], rel=1e-5)
+        trained[devices] = weights(model), float(trainer.callback_metrics["train_loss"])
+    same(trained[1][0], trained[2][0])
+    assert trained[1][1] == pytest.approx(trained[2][1], rel=1e-5)

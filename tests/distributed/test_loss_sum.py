@@ -99,8 +99,8 @@ def whole(rows: TensorDataset = RAGGED) -> dict[str, Tensor]:
     return {name: (value - value.grad).detach() for name, value in model.named_parameters()}
 
 
-def same(found: nn.Module, wanted: dict[str, Tensor], tolerance: float = 1e-12) -> None:
-    for name, value in gradients(found).items():
+def same(module: nn.Module, wanted: dict[str, Tensor], tolerance: float = 1e-12) -> None:
+    for name, value in gradients(module).items():
         torch.testing.assert_close(value, wanted[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
@@ -122,13 +122,13 @@ def test_any_cut_into_a_window_gives_the_gradient_of_the_whole(
 def test_a_weight_is_a_tensor_or_a_number_and_hooks_see_the_mean(
     tmp_path: Path, model: type[Tokens], batch_size: int, window: int
 ) -> None:
-    found = fitted(tmp_path, model(), batch_size, accumulate_grad_batches=window)
+    trained = fitted(tmp_path, model(), batch_size, accumulate_grad_batches=window)
 
-    same(found, whole())
+    same(trained, whole())
     tokens, labels = (part[:batch_size] for part in RAGGED.tensors)
     net = Tokens().double().net
     first = F.cross_entropy(net(tokens).flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-    assert found.losses == [] or found.losses[0] == pytest.approx(float(first.detach()))
+    assert trained.losses == [] or trained.losses[0] == pytest.approx(float(first.detach()))
 
 
 def test_clipping_and_hooks_before_the_optimizer_see_the_divided_gradient(tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_lbfgs_judges_by_the_mean(tmp_path: Path) -> None:
 
 
 def on_ranks(root: Path, model: type[Tokens], batch_size: int, **given: Any) -> dict[str, Tensor]:
-    found = fitted(root, model(), batch_size, **given).state_dict()
-    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in found.items()}
+    state = fitted(root, model(), batch_size, **given).state_dict()
+    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -193,9 +193,9 @@ def test_any_cut_over_ranks_gives_the_gradient_of_the_whole(
         on_ranks, tmp_path, Tokens, batch_size, strategy=strategy, accumulate_grad_batches=window, devices=world
     )
 
-    for found in ranks.run(job, world):
+    for state in ranks.run(job, world):
         for name, value in whole().items():
-            torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_a_rank_whose_every_batch_is_skipped_still_divides(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_a_rank_whose_every_batch_is_skipped_still_divides(tmp_path: Path) -> No
         on_ranks, tmp_path, SkipsEmpty, 1, rows=rows, strategy="ddp", accumulate_grad_batches=2, devices=2
     )
 
-    for found in ranks.run(job, 2):
+    for state in ranks.run(job, 2):
         for name, value in whole(rows).items():
-            torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
 
 
 class LogsMean(Tokens):

@@ -32,10 +32,10 @@ def test_merged_parts_are_what_one_rank_would_have_collected(parts, reduce_fx):
 
     logs = [collected(values) for values in parts]
     whole = collected([pair for values in parts for pair in values]).epoch_values().callback
-    found = reduced(reduce_fx, merge(reduce_fx, [e.part() for log in logs for e in log._entries.values()]))
-    assert (found is None) == (not whole)
+    merged = reduced(reduce_fx, merge(reduce_fx, [e.part() for log in logs for e in log._entries.values()]))
+    assert (merged is None) == (not whole)
     if whole:
-        assert found == pytest.approx(whole["x"], rel=1e-9, abs=1e-6)
+        assert merged == pytest.approx(whole["x"], rel=1e-9, abs=1e-6)
 
 
 def test_what_is_no_number_on_one_rank_is_none_in_the_extreme():
@@ -119,8 +119,8 @@ class Lists(Plain):
 def test_a_metric_that_keeps_what_it_is_given_is_gathered_from_ranks_with_any_number_of_batches(rows, tmp_path):
     def run(batch_size: int) -> dict[str, float]:
         data = DataLoader(dataset(rows), batch_size)
-        (found,) = make(tmp_path).validate(seeded(Lists), data, verbose=False)
-        return found
+        (metrics,) = make(tmp_path).validate(seeded(Lists), data, verbose=False)
+        return metrics
 
     alone = run(16)
     first, second = ranks.run(lambda: run(8), 2)
@@ -152,8 +152,8 @@ def test_the_states_of_two_ranks_merge_to_one_with_the_same_totals():
     module.seen.compute()
     assert sorted(module.seen.compute().tolist()) == [1.0, 2.0, 5.0]
     log._entries.pop("seen")
-    found = log.epoch_values().callback
-    assert found == {"x": pytest.approx((1 * 2 + 2 * 2 + 5 * 1) / 5), "accuracy": pytest.approx(2 / 3), "top": 5.0}
+    totals = log.epoch_values().callback
+    assert totals == {"x": pytest.approx((1 * 2 + 2 * 2 + 5 * 1) / 5), "accuracy": pytest.approx(2 / 3), "top": 5.0}
 
 
 class Averaged(Plain):

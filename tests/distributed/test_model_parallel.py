@@ -338,8 +338,8 @@ def test_a_trainer_starts_the_ranks_and_brings_the_weights_home(tmp_path):
 def test_on_one_rank_the_grid_has_one_rank(tmp_path):
     alone = train(tmp_path / "alone", 16, "auto")
     # In a process of its own, which keeps torch's process group.
-    (one,) = ranks.run(lambda: train(tmp_path / "one", 16, fp.ModelParallelStrategy()), 1)
-    same(alone["weights"], one["weights"])
+    (result,) = ranks.run(lambda: train(tmp_path / "one", 16, fp.ModelParallelStrategy()), 1)
+    same(alone["weights"], result["weights"])
 
 
 # What is refused

@@ -13,12 +13,14 @@ from footplate.distributed.network_interface import chosen, for_gloo
 from footplate.distributed.world import World
 
 HERE, APART = World(0, 2, 0, 2), World(0, 2, 0, 1)
-LOOPBACK = next(name for name, every in psutil.net_if_addrs().items() if "127.0.0.1" in {one.address for one in every})
+LOOPBACK = next(
+    name for name, every in psutil.net_if_addrs().items() if "127.0.0.1" in {address.address for address in every}
+)
 OUTWARD = {
-    name: one.address
+    name: address.address
     for name, every in psutil.net_if_addrs().items()
-    for one in every
-    if one.family == socket.AF_INET and not one.address.startswith("127.")
+    for address in every
+    if address.family == socket.AF_INET and not address.address.startswith("127.")
 }
 
 
@@ -38,8 +40,8 @@ def test_it_is_the_one_on_the_way_to_rank_0():
 @pytest.mark.parametrize("master", ["127.0.1.1", "localhost"])
 def test_between_machines_it_is_never_the_loopback(master):
     """As on rank 0's machine, where MASTER_ADDR may be a name that leads to 127.0.1.1."""
-    found = for_gloo(APART, {"MASTER_ADDR": master})
-    assert found == (next(iter(OUTWARD)) if len(OUTWARD) == 1 else None)
+    interface = for_gloo(APART, {"MASTER_ADDR": master})
+    assert interface == (next(iter(OUTWARD)) if len(OUTWARD) == 1 else None)
 
 
 def test_the_user_chooses_an_interface():

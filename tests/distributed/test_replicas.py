@@ -204,9 +204,9 @@ class Fails(Plain):
 
 def fail(root: Path, module: type) -> ValueError:
     trainer = make(root, devices=3, strategy="replicas")
-    with pytest.raises(ValueError, match="no good") as found:
+    with pytest.raises(ValueError, match="no good") as raised:
         trainer.fit(seeded(module), loader(48, 16, shuffle=False))
-    return found.value
+    return raised.value
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -372,5 +372,5 @@ def test_evaluation_and_prediction_run_here_on_the_first_device(tmp_path):
     trainer, alone = make(tmp_path, devices=3, strategy="replicas"), make(tmp_path)
     data = loader(33, 16, shuffle=False)
     assert trainer.validate(model, data) == alone.validate(model, data)
-    found, wanted = trainer.predict(model, data), alone.predict(model, data)
-    assert all(torch.equal(one["class"], other["class"]) for one, other in zip(found, wanted, strict=True))
+    predictions, wanted = trainer.predict(model, data), alone.predict(model, data)
+    assert all(torch.equal(one["class"], other["class"]) for one, other in zip(predictions, wanted, strict=True))

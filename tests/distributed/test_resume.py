@@ -80,11 +80,11 @@ def train(
 
 def losses(root: Path, rank: int) -> dict[str, set[str]]:
     """Every loss of a batch over all attempts."""
-    found: dict[str, set[str]] = {}
+    by_batch: dict[str, set[str]] = {}
     for line in (root / f"losses-{rank}").read_text().splitlines():
         batch, loss = line.split()
-        found.setdefault(batch, set()).add(loss)
-    return found
+        by_batch.setdefault(batch, set()).add(loss)
+    return by_batch
 
 
 ENDS = {"SIGTERM to rank 1": (signal.SIGTERM, 1, [143, 143]), "kill -9 of both": (signal.SIGKILL, -1, [-9, -9])}

@@ -118,8 +118,8 @@ def test_a_sharded_checkpoint_is_evaluated_by_one_process(whole, tmp_path):
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=1,
         default_root_dir=tmp_path,
     )  # fmt: skip
-    found = trainer.test(WithTest(), DataLoader(dataset(33), 8), ckpt_path=saved(root)[-1], verbose=False)
-    assert abs(found[0]["val_loss"] - ended[0]["val_loss"]) < 1e-5
+    results = trainer.test(WithTest(), DataLoader(dataset(33), 8), ckpt_path=saved(root)[-1], verbose=False)
+    assert abs(results[0]["val_loss"] - ended[0]["val_loss"]) < 1e-5
 
 
 class WithTest(Deep):
@@ -130,19 +130,19 @@ class WithTest(Deep):
 def test_inspection_counts_what_lies_in_shards(whole):
     root, _ = whole
     path = saved(root)[-1]
-    (found,) = inspection.inspect(path, verify=True)
-    assert not found.fault
+    (inspected,) = inspection.inspect(path, verify=True)
+    assert not inspected.fault
     weights = [value for value in Deep().state_dict().values() if value.is_floating_point()]
-    assert found.weights["float32"] == sum(value.numel() for value in weights)
-    assert found.nbytes == sum(file.stat().st_size for file in path.iterdir())
+    assert inspected.weights["float32"] == sum(value.numel() for value in weights)
+    assert inspected.nbytes == sum(file.stat().st_size for file in path.iterdir())
 
 
 def test_conversion_makes_whole_weights_of_it(whole, tmp_path):
     root, ended = whole
     conversion.convert(saved(root)[-1], tmp_path / "weights.safetensors")
-    found = load_file(tmp_path / "weights.safetensors")
+    tensors = load_file(tmp_path / "weights.safetensors")
     for name, value in ended[0]["weights"].items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(tensors[name], value), name
 
 
 @pytest.mark.parametrize("name", ["shard-00000.safetensors", "shard-00001.safetensors"])
@@ -166,8 +166,8 @@ def test_without_every_shard_as_it_was_written_there_is_no_checkpoint(name, harm
         assert not checkpoint.is_complete(path)
     with pytest.raises(fp.CheckpointError, match=f"damaged.*{name}|{name}.*damaged"):
         checkpoint.load(path)
-    (found,) = inspection.inspect(path, verify=True)
-    assert name in found.fault
+    (inspected,) = inspection.inspect(path, verify=True)
+    assert name in inspected.fault
 
 
 class Large(fp.Module):

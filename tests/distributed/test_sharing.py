@@ -30,20 +30,20 @@ RANKS = st.integers(1, 7)
 @given(st.integers(1, 40), RANKS)
 def test_the_shares_of_a_batch_are_its_rows_in_order_and_their_weights_their_parts_of_the_mean(rows, ranks):
     shares = [share(range(rows), rank, ranks) for rank in range(ranks)]
-    assert all(one.rows for one in shares)
-    counted = [one for one in shares if one.weight]
-    assert [row for one in counted for row in one.rows] == list(range(rows))
-    mean = sum(one.weight * sum(one.rows) / len(one.rows) for one in shares) / ranks
+    assert all(part.rows for part in shares)
+    counted = [part for part in shares if part.weight]
+    assert [row for part in counted for row in part.rows] == list(range(rows))
+    mean = sum(part.weight * sum(part.rows) / len(part.rows) for part in shares) / ranks
     assert mean == pytest.approx(sum(range(rows)) / rows)
-    assert max(len(one.rows) for one in shares) - min(len(one.rows) for one in counted) <= 1
+    assert max(len(part.rows) for part in shares) - min(len(part.rows) for part in counted) <= 1
 
 
 @given(st.integers(1, 60), st.integers(1, 12), RANKS, RANKS, st.booleans())
 def test_global_batches_do_not_depend_on_the_number_of_ranks(rows, size, ranks, others, drop_last):
     def batches(world):
-        found = [share_rows(range(rows), size, drop_last, rank, world) for rank in range(world)]
-        assert len({len(one) for one in found}) == 1
-        return [[row for one in batch if one.weight for row in one.rows] for batch in zip(*found, strict=True)]
+        by_rank = [share_rows(range(rows), size, drop_last, rank, world) for rank in range(world)]
+        assert len({len(shares) for shares in by_rank}) == 1
+        return [[row for part in batch if part.weight for row in part.rows] for batch in zip(*by_rank, strict=True)]
 
     assert batches(ranks) == batches(others)
     kept = rows - rows % size if drop_last else rows
@@ -55,13 +55,13 @@ def test_ready_batches_are_dealt_out_and_on_other_ranks_their_rows_are_spread(si
     rows = iter(range(sum(sizes)))
     batches = [[next(rows) for _ in range(size)] for size in sizes]
     dealt = [share_batches(batches, ranks, rank, ranks) for rank in range(ranks)]
-    own = [one.rows for step in zip(*dealt, strict=True) for one in step if one.weight]
+    own = [part.rows for step in zip(*dealt, strict=True) for part in step if part.weight]
     assert own == batches
     spread = [share_batches(batches, ranks, rank, others) for rank in range(others)]
     for before, after in zip(zip(*dealt, strict=True), zip(*spread, strict=True), strict=True):
-        rows_before = [row for one in before if one.weight for row in one.rows]
-        assert rows_before == [row for one in after if one.weight for row in one.rows]
-        assert sum(one.weight for one in after) == pytest.approx(others)
+        rows_before = [row for part in before if part.weight for row in part.rows]
+        assert rows_before == [row for part in after if part.weight for row in part.rows]
+        assert sum(part.weight for part in after) == pytest.approx(others)
 
 
 LOADERS = {
@@ -77,17 +77,17 @@ class Pairs(BatchSampler):
 
 def rows_of(loader, epoch, start=None, steps=None):
     """Global batches: the rows of all ranks' loaders at each step, without padding."""
-    for one in loader:
+    for rank_loader in loader:
         if start is not None:
-            one.load_state_dict(start)
-        one.set_epoch(epoch)
-    iterators = [iter(one) for one in loader]
+            rank_loader.load_state_dict(start)
+        rank_loader.set_epoch(epoch)
+    iterators = [iter(rank_loader) for rank_loader in loader]
     first = start["batch"] if start else 0
     batches = []
     for step in range(steps if steps is not None else len(loader[0]) - first):
-        found = [next(iterator)[0].tolist() for iterator in iterators]
-        weights = [one.weight(first + step) for one in loader]
-        batches.append([row for rows, weight in zip(found, weights, strict=True) if weight for row in rows])
+        step_rows = [next(iterator)[0].tolist() for iterator in iterators]
+        weights = [rank_loader.weight(first + step) for rank_loader in loader]
+        batches.append([row for rows, weight in zip(step_rows, weights, strict=True) if weight for row in rows])
     return batches
 
 
@@ -135,13 +135,13 @@ def test_another_batch_size_in_mid_epoch_is_refused_and_taken_from_the_next_epoc
 
 def test_a_sampler_that_shares_out_by_itself_is_left_to_do_so():
     data = TensorDataset(torch.arange(10.0))
-    found = []
+    rows = []
     for rank in range(2):
         sampler = DistributedSampler(data, 2, rank, shuffle=False)
         loader = adapt(DataLoader(data, 2, sampler=sampler), 5, world=World(rank, 2))
-        found += [row for batch in loader for row in batch[0].tolist()]
+        rows += [row for batch in loader for row in batch[0].tolist()]
         assert weigher(loader, World(rank, 2))(0) == 1.0
-    assert sorted(found) == list(range(10))
+    assert sorted(rows) == list(range(10))
 
 
 def test_batches_that_are_ready_can_not_be_shared_out_anew():
@@ -159,7 +159,7 @@ def test_evaluation_gives_no_row_twice():
     data = TensorDataset(torch.arange(13.0))
     loaders = [share_out(DataLoader(data, 2), 5, World(rank, 3)) for rank in range(3)]
     assert list(itertools.chain(*rows_of(loaders, 0))) == list(range(13))
-    ordered = [one.original.sampler for one in loaders]
+    ordered = [loader.original.sampler for loader in loaders]
     assert all(isinstance(sampler, SequentialSampler) for sampler in ordered)
 
 

@@ -272,7 +272,7 @@ def test_ranks_whose_loaders_have_different_lengths_end_their_epochs_together(kn
 
         model, trainer = seeded(Counts), make(tmp_path, max_epochs=2)
         trainer.fit(model, DataLoader(Stream([40, 57], known), 8))
-        return epochs, weights(model), [one for one in records if "left over" in one]
+        return epochs, weights(model), [record for record in records if "left over" in record]
 
     first, second = ranks.run(run, 2)
     assert first[0] == second[0] == [5, 10]
@@ -327,10 +327,10 @@ def test_a_run_goes_on_in_mid_window_with_another_number_of_ranks(before, after,
     whole = run(tmp_path / "whole", 16, cut=False)
     ranks.run(lambda: run(tmp_path / "cut", 16 // before, cut=True), before)
     of_ranks = ranks.run(lambda: run(tmp_path / "rest", 16 // before, False, tmp_path / "cut" / "cut.ckpt"), after)
-    for one in of_ranks:
-        same(whole[0], one[0])
-        assert one[1] == pytest.approx(whole[1], rel=1e-4)
-        assert one[2] == whole[2]
+    for result in of_ranks:
+        same(whole[0], result[0])
+        assert result[1] == pytest.approx(whole[1], rel=1e-4)
+        assert result[2] == whole[2]
 
 
 def test_a_running_mean_keeps_its_total_on_another_number_of_ranks(tmp_path):
@@ -363,8 +363,8 @@ def predicted(root: Path, rows: int) -> list[float]:
 @pytest.mark.parametrize("rows", [37, 1])
 def test_each_rank_writes_predictions_of_its_own_rows(rows, tmp_path):
     ranks.run(lambda: predicted(tmp_path, rows), 2)
-    found = sorted(pq.read_table(tmp_path / "out").column("first").to_pylist())
-    assert found == sorted(dataset(rows).tensors[0][:, 0].tolist())
+    predictions = sorted(pq.read_table(tmp_path / "out").column("first").to_pylist())
+    assert predictions == sorted(dataset(rows).tensors[0][:, 0].tolist())
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert names == ["part-000-00000.parquet", "part-001-00000.parquet"][: min(rows, 2)] or rows == 1
     assert not list(tmp_path.glob(".tmp-*"))
@@ -400,7 +400,7 @@ class Helpers(Plain):
             "mean": float(trainer.strategy.reduce(torch.tensor(float(trainer.global_rank)))),
             "seed": trainer.seed,
             "run_dir": str(trainer.run_dir),
-            "bars": sum(isinstance(one, fp.ProgressBar) for one in trainer.callbacks),
+            "bars": sum(isinstance(callback, fp.ProgressBar) for callback in trainer.callbacks),
         }
         self.print("printed once")
 
@@ -459,12 +459,12 @@ def test_a_process_group_of_the_users_own_is_used_and_left_alone(tmp_path):
 
 def test_every_spelling_of_devices_trains_together(tmp_path):
     def run():
-        found = []
+        positions = []
         for devices in (1, 2, "auto", "2"):
             trainer = make(tmp_path, devices=devices, max_epochs=1)
             trainer.fit(seeded(), loader())
-            found.append((trainer.world_size, trainer.global_step))
-        return found
+            positions.append((trainer.world_size, trainer.global_step))
+        return positions
 
     assert ranks.run(run, 2) == [[(2, 4)] * 4] * 2
 

@@ -52,16 +52,16 @@ class Loop:
         return self.steps == self.program.max_steps
 
     def epoch(self, epoch: int) -> None:
-        program, found = self.program, self.found
+        program, outcome = self.program, self.found
         self.net[0].requires_grad_(epoch >= program.frozen_until)
         total = program.train_batches()
         logged: list[tuple[float, int]] = []
         window: list[Tensor] = []  # the weights of its batches
         for index, batch in enumerate(batches(program, program.rows, 0)[:total]):
             ends_window = (index + 1) % program.accumulate_grad_batches == 0 or index + 1 == total
-            found.rates.append(self.optimizer.param_groups[0]["lr"])
+            outcome.rates.append(self.optimizer.param_groups[0]["lr"])
             loss = self.train(batch, index, window, ends_window)
-            found.losses.append(loss)
+            outcome.losses.append(loss)
             logged.append((loss, len(unpacked(batch)[1])))
             if self.validates(epoch, index, total):
                 self.validate()
@@ -71,7 +71,7 @@ class Loop:
         if index + 1 < total:
             return  # stopped inside the epoch, which a later run can continue
         if self.scheduler is not None and program.schedule == "plateau":
-            self.scheduler.step(found.metrics["val"])
+            self.scheduler.step(outcome.metrics["val"])
         elif self.scheduler is not None and program.schedule == "epoch":
             self.scheduler.step()
 

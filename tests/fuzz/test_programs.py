@@ -68,25 +68,25 @@ def trained(program: Program, root: Path, quiet: bool = False, **given: Any) -> 
     return outcome(model, trainer)
 
 
-def exactly(found: Outcome, wanted: Outcome) -> None:
-    assert found.rates == wanted.rates
-    assert found.losses == wanted.losses
-    assert found.validations == wanted.validations
-    assert {name: found.metrics[name] for name in wanted.metrics} == pytest.approx(
+def exactly(actual: Outcome, wanted: Outcome) -> None:
+    assert actual.rates == wanted.rates
+    assert actual.losses == wanted.losses
+    assert actual.validations == wanted.validations
+    assert {name: actual.metrics[name] for name in wanted.metrics} == pytest.approx(
         wanted.metrics, rel=1e-12, nan_ok=True
     )
     for name, value in wanted.weights.items():
-        assert torch.equal(found.weights[name], value), name
+        assert torch.equal(actual.weights[name], value), name
 
 
-def nearly(found: Outcome, wanted: Outcome, tolerance: float) -> None:
+def nearly(actual: Outcome, wanted: Outcome, tolerance: float) -> None:
     for name, value in wanted.weights.items():
         torch.testing.assert_close(
-            found.weights[name].double(), value.double(), rtol=tolerance, atol=tolerance, msg=name
+            actual.weights[name].double(), value.double(), rtol=tolerance, atol=tolerance, msg=name
         )
-    assert found.metrics.keys() == wanted.metrics.keys()
+    assert actual.metrics.keys() == wanted.metrics.keys()
     for name, value in wanted.metrics.items():
-        assert found.metrics[name] == pytest.approx(value, rel=tolerance, abs=tolerance, nan_ok=True), name
+        assert actual.metrics[name] == pytest.approx(value, rel=tolerance, abs=tolerance, nan_ok=True), name
 
 
 @settings(max_examples=100)
@@ -137,12 +137,14 @@ def test_a_program_that_is_cut_off_anywhere_continues_bit_for_bit(program: Progr
         trainer = fp.Trainer(**given)
         if (root / "cut" / "checkpoints").exists():
             trainer.fit(model, *loaders(program), ckpt_path="last")
-            found = outcome(model, trainer)
-            assert found.losses == whole.losses[len(whole.losses) - len(found.losses) :]
+            resumed = outcome(model, trainer)
+            assert resumed.losses == whole.losses[len(whole.losses) - len(resumed.losses) :]
             for name, value in whole.weights.items():
-                assert torch.equal(found.weights[name], value), name
-            assert {name: value for name, value in found.metrics.items() if name in whole.metrics} == pytest.approx(
-                {name: value for name, value in whole.metrics.items() if name in found.metrics}, rel=1e-12, nan_ok=True
+                assert torch.equal(resumed.weights[name], value), name
+            assert {name: value for name, value in resumed.metrics.items() if name in whole.metrics} == pytest.approx(
+                {name: value for name, value in whole.metrics.items() if name in resumed.metrics},
+                rel=1e-12,
+                nan_ok=True,
             )
 
 
@@ -167,15 +169,15 @@ def on_ranks(program: Program, root: Path) -> Outcome:
             manual=False,
         )
     )
-    .filter(lambda one: one.data != "batches" and (one.data != "table" or one.rows % 4 == 0))
+    .filter(lambda program: program.data != "batches" and (program.data != "table" or program.rows % 4 == 0))
 )
 def test_two_ranks_learn_what_one_does_with_twice_the_batch(program: Program) -> None:
     with folder() as root:
         wanted = trained(dataclasses.replace(program, batch_size=4), root / "one")
-        for found in ranks.run(functools.partial(on_ranks, program, root / "two"), 2):
-            assert found.rates == wanted.rates
-            assert found.validations == wanted.validations
-            nearly(found, wanted, 1e-9)
+        for of_rank in ranks.run(functools.partial(on_ranks, program, root / "two"), 2):
+            assert of_rank.rates == wanted.rates
+            assert of_rank.validations == wanted.validations
+            nearly(of_rank, wanted, 1e-9)
 
 
 @settings(max_examples=4)
@@ -205,7 +207,9 @@ def test_a_step_compiled_as_a_whole_learns_what_the_eager_step_does(program: Pro
 
 @settings(max_examples=25)
 @given(
-    program=programs(dropout=False, data="loader", max_steps=-1).filter(lambda one: one.returns in ("tensor", "dict"))
+    program=programs(dropout=False, data="loader", max_steps=-1).filter(
+        lambda program: program.returns in ("tensor", "dict")
+    )
 )
 def test_lightning_learns_the_same(program: Program) -> None:
     with folder() as root:
@@ -213,8 +217,8 @@ def test_lightning_learns_the_same(program: Program) -> None:
         trainer = pl.Trainer(**arguments(program, root / "lightning"), devices=1)
         trainer.fit(model, *loaders(program))
         wanted = outcome(model, trainer)
-        found = trained(program, root / "footplate")
-        assert found.losses == pytest.approx(wanted.losses, rel=1e-6)
-        assert found.rates == pytest.approx(wanted.rates)
-        assert found.validations == wanted.validations
-        nearly(found, wanted, 1e-6 if program.precision != "bf16-true" else 1e-2)
+        ours = trained(program, root / "footplate")
+        assert ours.losses == pytest.approx(wanted.losses, rel=1e-6)
+        assert ours.rates == pytest.approx(wanted.rates)
+        assert ours.validations == wanted.validations
+        nearly(ours, wanted, 1e-6 if program.precision != "bf16-true" else 1e-2)

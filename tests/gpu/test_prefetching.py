@@ -82,7 +82,7 @@ def test_no_batch_is_written_over_while_the_gpu_still_reads_it(kind, pinned):
         numbers = getattr(batch, "numbers", batch)
         sums.append(numbers.sum())
         del batch, numbers
-    assert [int(one) for one in sums] == [number << 22 for number in range(40)]
+    assert [int(total) for total in sums] == [number << 22 for number in range(40)]
 
 
 def test_all_tensors_of_a_batch_are_page_locked_lists_too():

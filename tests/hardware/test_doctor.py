@@ -28,7 +28,7 @@ def _printed(report, width=200) -> str:
 
 def test_training_can_work_on_this_machine(report):
     assert report.ok
-    assert "cpu" in [one.name for one in report.accelerators if one.usable]
+    assert "cpu" in [accelerator.name for accelerator in report.accelerators if accelerator.usable]
 
 
 def test_it_is_quick():
@@ -74,7 +74,7 @@ def test_as_plain_data_it_survives_json(report):
 
     assert plain["ok"] is True
     assert plain["machine"]["usable_cores"] == report.machine.usable_cores
-    cpu = next(one for one in plain["accelerators"] if one["name"] == "cpu")
+    cpu = next(accelerator for accelerator in plain["accelerators"] if accelerator["name"] == "cpu")
     assert cpu["usable"] is True
     assert cpu["precisions"] == ["32-true", "64-true", "bf16-mixed", "bf16-true"]
     assert cpu["devices"][0]["memory_bytes"] > 0
@@ -96,10 +96,10 @@ def test_an_accelerator_that_cannot_describe_itself_is_reported_and_stops_nothin
         def devices(self) -> list[Device]:
             raise RuntimeError("bus error")
 
-    found = examine_accelerator(Garbled())
+    examined = examine_accelerator(Garbled())
 
-    assert not found.usable
-    assert "RuntimeError: bus error" in found.reason
+    assert not examined.usable
+    assert "RuntimeError: bus error" in examined.reason
 
 
 @pytest.mark.parametrize(

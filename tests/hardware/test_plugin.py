@@ -108,16 +108,16 @@ import json
 from footplate.hardware.doctor import examine, to_dict
 print(json.dumps(to_dict(examine())))
 """)
-    found = {one["name"]: one for one in report["accelerators"]}
+    accelerators = {accelerator["name"]: accelerator for accelerator in report["accelerators"]}
 
     assert report["ok"] is True
-    assert [one["name"] for one in report["accelerators"]][:2] == ["shy", "toy"]
-    assert found["toy"]["usable"] is True
-    assert [device["name"] for device in found["toy"]["devices"]] == ["Toy One", "Toy Two"]
-    assert found["toy"]["details"] == {"driver": "toy-driver 7"}
-    assert "the shy driver did not answer" in found["shy"]["reason"]
-    assert "failed to provide it" in found["broken"]["reason"]
-    assert found["cpu"]["usable"] is True
+    assert [accelerator["name"] for accelerator in report["accelerators"]][:2] == ["shy", "toy"]
+    assert accelerators["toy"]["usable"] is True
+    assert [device["name"] for device in accelerators["toy"]["devices"]] == ["Toy One", "Toy Two"]
+    assert accelerators["toy"]["details"] == {"driver": "toy-driver 7"}
+    assert "the shy driver did not answer" in accelerators["shy"]["reason"]
+    assert "failed to provide it" in accelerators["broken"]["reason"]
+    assert accelerators["cpu"]["usable"] is True
 
 
 @pytest.mark.slow

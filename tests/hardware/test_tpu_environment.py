@@ -114,10 +114,10 @@ def test_libtpus_variable_forbids_to_ask(google):
 
 def test_an_attached_tpu_is_described_with_what_is_wrong(google):
     google.attributes["tpu-env"] = "RUNTIME_VERSION: 'tpu-vm-pt-1.13'"
-    found = examine_tpu({**google.environ, "TPU_WORKER_ID": "4"}, chips=4)
-    assert dict(found.facts)["slice"] == "TPU v5e: 16 chips, 4x4, 4 hosts with 4 devices each, 16 GB per chip"
-    assert any('TPU_WORKER_ID="4": expected a number from 0 to 3' in one for one in found.advice)
-    assert any("brings torch 1.13" in one and "v2-alpha-tpuv5-lite" in one for one in found.advice)
+    report = examine_tpu({**google.environ, "TPU_WORKER_ID": "4"}, chips=4)
+    assert dict(report.facts)["slice"] == "TPU v5e: 16 chips, 4x4, 4 hosts with 4 devices each, 16 GB per chip"
+    assert any('TPU_WORKER_ID="4": expected a number from 0 to 3' in line for line in report.advice)
+    assert any("brings torch 1.13" in line and "v2-alpha-tpuv5-lite" in line for line in report.advice)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,6 @@ def doctor(**variables: str) -> dict:
 
 
 def test_the_doctor_shows_the_slice_and_what_is_wrong():
-    found = doctor(TPU_ACCELERATOR_TYPE="v3-8", XRT_TPU_CONFIG="tpu_worker;0;10.0.0.2:8470")
-    assert found["tpu"]["slice"].startswith("TPU v3: 4 chips, 8 cores, 2x2, 1 host with 8 devices")
-    assert any("TPU nodes no longer exist" in one for one in found["advice"])
+    report = doctor(TPU_ACCELERATOR_TYPE="v3-8", XRT_TPU_CONFIG="tpu_worker;0;10.0.0.2:8470")
+    assert report["tpu"]["slice"].startswith("TPU v3: 4 chips, 8 cores, 2x2, 1 host with 8 devices")
+    assert any("TPU nodes no longer exist" in line for line in report["advice"])

@@ -28,34 +28,34 @@ from footplate.hardware.tpu.names import generation_of, generations, slice_of, s
     ],
 )
 def test_a_name_stands_for_chips_cores_devices_and_hosts(name, generation, chips, cores, devices, hosts, topology):
-    found = slice_of(name)
-    assert found.generation.name == generation
-    assert (found.chips, found.cores, found.devices, found.hosts) == (chips, cores, devices, hosts)
-    assert found.topology == topology
+    tpu_slice = slice_of(name)
+    assert tpu_slice.generation.name == generation
+    assert (tpu_slice.chips, tpu_slice.cores, tpu_slice.devices, tpu_slice.hosts) == (chips, cores, devices, hosts)
+    assert tpu_slice.topology == topology
 
 
-@pytest.mark.parametrize("one", slices().values(), ids=str)
-def test_the_numbers_of_a_slice_fit_together(one):
-    assert math.prod(map(int, one.topology.split("x"))) == one.chips
-    assert one.count == (one.cores if one.generation.counts == "cores" else one.chips)
-    assert one.chips % one.hosts == 0
-    assert one.chips // one.hosts in (1, 4, 8)
-    assert slice_of(one.name) is one
-    assert one.name in str(one) or one.generation.name in str(one)
+@pytest.mark.parametrize("tpu_slice", slices().values(), ids=str)
+def test_the_numbers_of_a_slice_fit_together(tpu_slice):
+    assert math.prod(map(int, tpu_slice.topology.split("x"))) == tpu_slice.chips
+    assert tpu_slice.count == (tpu_slice.cores if tpu_slice.generation.counts == "cores" else tpu_slice.chips)
+    assert tpu_slice.chips % tpu_slice.hosts == 0
+    assert tpu_slice.chips // tpu_slice.hosts in (1, 4, 8)
+    assert slice_of(tpu_slice.name) is tpu_slice
+    assert tpu_slice.name in str(tpu_slice) or tpu_slice.generation.name in str(tpu_slice)
 
 
-@pytest.mark.parametrize("one", generations().values(), ids=lambda one: one.name)
-def test_a_generation_agrees_with_the_catalog_and_has_its_sources(one):
-    row = catalog().accelerators[one.catalog]
-    assert row.memory_gb == one.hbm_gb
-    assert row.cores == one.cores_per_chip
-    keys = [key for source in (one.source, *_slice_sources(one)) for key in source.split("; ")]
+@pytest.mark.parametrize("generation", generations().values(), ids=lambda generation: generation.name)
+def test_a_generation_agrees_with_the_catalog_and_has_its_sources(generation):
+    row = catalog().accelerators[generation.catalog]
+    assert row.memory_gb == generation.hbm_gb
+    assert row.cores == generation.cores_per_chip
+    keys = [key for source in (generation.source, *_slice_sources(generation)) for key in source.split("; ")]
     assert all(key in catalog().sources for key in keys)
-    assert one.as_of >= 2025
+    assert generation.as_of >= 2025
 
 
 def _slice_sources(generation):
-    return [one.source for one in slices().values() if one.generation is generation]
+    return [tpu_slice.source for tpu_slice in slices().values() if tpu_slice.generation is generation]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_name_that_stands_for_nothing_is_answered_with_those_that_there_are(na
 @given(st.text(max_size=20))
 def test_any_text_is_a_slice_or_a_plain_error(text):
     try:
-        found = slice_of(text)
+        tpu_slice = slice_of(text)
     except ConfigError:
         return
-    assert generation_of(text) is found.generation
+    assert generation_of(text) is tpu_slice.generation

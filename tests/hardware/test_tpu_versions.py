@@ -27,22 +27,22 @@ def test_versions_that_go_together_are_not_spoken_of():
 
 
 def test_the_installed_packages_are_asked_themselves():
-    found = installed()
-    assert {"torch", "jax", "jaxlib", "libtpu"} <= found.keys()
-    assert ("jax", "libtpu") in {(need.package, need.other) for need in needs(found)}
-    assert mismatches(found, requires) == []
+    versions = installed()
+    assert {"torch", "jax", "jaxlib", "libtpu"} <= versions.keys()
+    assert ("jax", "libtpu") in {(need.package, need.other) for need in needs(versions)}
+    assert mismatches(versions, requires) == []
 
 
 def test_a_libtpu_that_jax_was_not_made_with_is_told():
-    (one,) = said(libtpu="0.0.41")
-    assert "jax 0.10.2 needs libtpu==0.0.42.*, but libtpu 0.0.41 is installed." in one
-    assert 'pip install "jax[tpu]==0.10.2"' in one
+    (message,) = said(libtpu="0.0.41")
+    assert "jax 0.10.2 needs libtpu==0.0.42.*, but libtpu 0.0.41 is installed." in message
+    assert 'pip install "jax[tpu]==0.10.2"' in message
 
 
 def test_jax_and_torch_tpu_that_want_different_libtpus_belong_apart():
-    (one,) = said(libtpu="0.0.52", torch_tpu="0.2.0")
-    assert "torch_tpu 0.2.0 needs >=0.0.50" in one
-    assert "Install jax and torch_tpu into separate environments." in one
+    (message,) = said(libtpu="0.0.52", torch_tpu="0.2.0")
+    assert "torch_tpu 0.2.0 needs >=0.0.50" in message
+    assert "Install jax and torch_tpu into separate environments." in message
 
 
 def test_a_jaxlib_of_another_version_is_told():
@@ -68,15 +68,15 @@ def test_torch_xla_beside_todays_torch_is_told():
     ],
 )
 def test_a_machine_made_with_other_software_is_told(software, generation, expected):
-    found = wrong_software(software, generations().get(generation), "2.13.0")
-    assert found is None if expected is None else expected in found
+    message = wrong_software(software, generations().get(generation), "2.13.0")
+    assert message is None if expected is None else expected in message
 
 
 NUMBERS = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(lambda parts: ".".join(map(str, parts)))
 SPECIFIERS = st.one_of(
     st.tuples(st.sampled_from([">=", "<=", "==", "!=", ">", "<"]), NUMBERS).map("".join),
-    NUMBERS.map(lambda one: f"=={one}.*"),
-    NUMBERS.filter(lambda one: "." in one).map(lambda one: f"~={one}"),
+    NUMBERS.map(lambda version: f"=={version}.*"),
+    NUMBERS.filter(lambda version: "." in version).map(lambda version: f"~={version}"),
 )
 
 

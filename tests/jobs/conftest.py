@@ -58,10 +58,10 @@ class Net(fp.Module):
 def until(condition: Callable[[], Any]) -> Any:
     """Wait until a function returns a true value, and return it."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.05)
-    return found
+    return result
 
 
 def is_held(lock: Path) -> bool:
@@ -127,7 +127,7 @@ class Bench:
 
     def states(self, name: str = "my_job") -> list[str]:
         """All states of a job so far."""
-        return [str(one.target) for one in self.jobs.store.transitions(name)]
+        return [str(transition.target) for transition in self.jobs.store.transitions(name)]
 
     def output(self, name: str = "my_job", attempt: int = 1, who: str = "master-0") -> str:
         """The output of a process."""
@@ -156,6 +156,6 @@ def a_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         if owner is not None and owner.alive():
             with suppress(ProcessLookupError):
                 os.kill(owner.pid, signal.SIGKILL)
-        for one in made.jobs.store.processes(job.name):
-            until(lambda one=one: (known := Identity.of(one.pid)) is None or known.began != one.mark)
+        for process in made.jobs.store.processes(job.name):
+            until(lambda process=process: (known := Identity.of(process.pid)) is None or known.began != process.mark)
     made.jobs.store.close()

@@ -39,4 +39,4 @@ def test_it_is_killed_and_continues_from_its_newest_checkpoint_there_and_says_no
     assert all(first[step] == second[step] for step in first.keys() & second.keys())
     assert checkpoint.load(to_place(f"{bucket}/checkpoints/last.ckpt"))["progress"]["global_step"] == 10
     assert not list(bench.directory.rglob("meta.json"))
-    assert [one.name for one in (bench.directory / "runs").iterdir()] == ["my_job"]
+    assert [path.name for path in (bench.directory / "runs").iterdir()] == ["my_job"]

@@ -38,7 +38,7 @@ def age(path: Path, unused_s: float = 2 * MONTH_S) -> None:
 
 
 def kinds(home: Home, store, unused_s: float = MONTH_S) -> list[str]:
-    return sorted(one.kind for one in clean(home, store, unused_s))
+    return sorted(leftover.kind for leftover in clean(home, store, unused_s))
 
 
 @pytest.fixture
@@ -129,7 +129,9 @@ def test_a_dry_run_says_the_same_and_deletes_nothing(project, home):  # noqa: F8
     said = clean(home, store, MONTH_S, dry_run=True)
     assert taken.path.exists()
     done = clean(home, store, MONTH_S)
-    assert [(one.path, one.nbytes) for one in said] == [(one.path, one.nbytes) for one in done]
+    assert [(leftover.path, leftover.nbytes) for leftover in said] == [
+        (leftover.path, leftover.nbytes) for leftover in done
+    ]
     assert not taken.path.exists()
 
 

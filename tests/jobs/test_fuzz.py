@@ -68,16 +68,16 @@ def test_any_spec_is_a_job_or_problems(outer, inner, given, partial):
     if said:
         assert said.startswith("--")
         return
-    found = problems(asked)
-    if not found:
+    mistakes = problems(asked)
+    if not mistakes:
         assert resolve(asked).replicas
         return
     with pytest.raises(SpecError) as raised:
         resolve(asked)
-    assert raised.value.problems == found
-    for one in found:
-        assert one.text
-        assert one.place or not one.path or one.path[0] != "trainingInput" or "missing" in one.text
+    assert raised.value.problems == mistakes
+    for mistake in mistakes:
+        assert mistake.text
+        assert mistake.place or not mistake.path or mistake.path[0] != "trainingInput" or "missing" in mistake.text
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=8))
@@ -152,7 +152,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-OTHERS = [one for one in (*ACTIONS, "check", "translate", "nothing") if one != "daemon"]  # which stays
+OTHERS = [action for action in (*ACTIONS, "check", "translate", "nothing") if action != "daemon"]  # which stays
 OF_OTHERS = st.lists(
     st.one_of(
         st.sampled_from(

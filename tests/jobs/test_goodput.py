@@ -316,9 +316,9 @@ def test_the_record_of_a_job_as_stretches():
     def shape(stretches: list[Stretch]) -> list[tuple[float, float, Cause | None, bool]]:
         return [(each.began, each.ended, each.cause, each.paid) for each in stretches]
 
-    found = stretches_of(a_job(), transitions, processes, 99.0)
-    assert shape(found) == expected
-    assert [each.runs for each in found] == [False] * 11 + [True]
+    computed = stretches_of(a_job(), transitions, processes, 99.0)
+    assert shape(computed) == expected
+    assert [each.runs for each in computed] == [False] * 11 + [True]
 
     # Elsewhere, only processes cost money.
     elsewhere = stretches_of(a_job(backend="vertex"), transitions, processes, 99.0)

@@ -98,17 +98,17 @@ jobs = st.lists(
 @given(jobs)
 def test_an_order_holds_all_jobs_and_those_without_a_time_come_last(some: list[Summary]):
     for turned in (False, True):
-        found = ordered(some, "~startTime" if turned else "startTime")
-        assert sorted(found, key=id) == sorted(some, key=id)
-        times = [one.started for one in found]
-        there = [one for one in times if one is not None]
+        in_order = ordered(some, "~startTime" if turned else "startTime")
+        assert sorted(in_order, key=id) == sorted(some, key=id)
+        times = [summary.started for summary in in_order]
+        there = [started for started in times if started is not None]
         assert times == sorted(there, reverse=turned) + [None] * (len(times) - len(there))
 
 
 @given(jobs)
 def test_of_several_orders_the_first_counts_most(some: list[Summary]):
-    found = ordered(some, "priority,~createTime")
-    assert found == sorted(some, key=lambda one: (one.priority, -one.created))
+    in_order = ordered(some, "priority,~createTime")
+    assert in_order == sorted(some, key=lambda summary: (summary.priority, -summary.created))
     assert ordered(some, None) == some
 
 

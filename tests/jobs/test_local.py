@@ -102,9 +102,9 @@ def test_devices_are_dealt_out_and_shared_when_there_are_too_few():
 
 @given(st.integers(0, 8), st.sets(st.integers(0, 7)), st.integers(0, 8))
 def test_devices_that_somebody_has_are_not_given_away(count: int, taken: set[int], there: int):
-    found = machine.choose_devices(count, taken, Resources(gpus=there))
-    assert len(found) == min(count, len(set(range(there)) - taken))
-    assert not taken & set(found)
+    chosen = machine.choose_devices(count, taken, Resources(gpus=there))
+    assert len(chosen) == min(count, len(set(range(there)) - taken))
+    assert not taken & set(chosen)
 
 
 def test_how_many_cores_jobs_may_take_can_be_said(monkeypatch: pytest.MonkeyPatch):

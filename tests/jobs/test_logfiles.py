@@ -82,10 +82,10 @@ def test_lines_come_whole_and_with_who_wrote_them(tmp_path: Path):
     follower = Follower(home, "job")
     master.write(b"one\ntw")
     worker.write(b"three\n")
-    assert [(one.source, one.text) for one in follower.lines()] == [("master-0", "one\n"), ("worker-10", "three\n")]
+    assert [(line.source, line.text) for line in follower.lines()] == [("master-0", "one\n"), ("worker-10", "three\n")]
     master.write(b"o\nfour")
-    assert [one.text for one in follower.lines()] == ["two\n"]
-    assert [one.text for one in follower.lines(last=True)] == ["four\n"]
+    assert [line.text for line in follower.lines()] == ["two\n"]
+    assert [line.text for line in follower.lines(last=True)] == ["four\n"]
 
 
 texts = st.lists(st.sampled_from(["a", "bc", "é", "\n", "\r", "\r\n"]), max_size=40).map("".join)

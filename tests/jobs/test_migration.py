@@ -19,7 +19,7 @@ from footplate.jobs.spec.problems import SpecError
 from footplate.jobs.spec.resolving import resolve
 from footplate.jobs.spec.yamlfile import parse
 
-OLD = [one for one in catalog().machines.values() if one.legacy and one.name != "cloud_tpu"]
+OLD = [machine for machine in catalog().machines.values() if machine.legacy and machine.name != "cloud_tpu"]
 ATTACHED = [(machine, name, count) for (machine, name), counts in catalog().counts.items() for count in counts]
 
 
@@ -97,7 +97,9 @@ def specs(draw: st.DrawFn) -> dict[str, Any]:
         if legacy:
             spec[f"{role}Type"] = draw(st.sampled_from(OLD)).name
         else:
-            machine, name, count = draw(st.sampled_from([one for one in ATTACHED if one[0] != "cloud_tpu"]))
+            machine, name, count = draw(
+                st.sampled_from([attached for attached in ATTACHED if attached[0] != "cloud_tpu"])
+            )
             spec[f"{role}Type"] = machine
             config["acceleratorConfig"] = {"count": count, "type": name}
         if config:
@@ -117,8 +119,8 @@ def test_a_rewritten_file_is_the_same_job_on_todays_machines(spec, flow, as_json
     after = resolve(draft(parse(new), partial=True))
     assert after.replicas == resolve(apply(draft(before, partial=True))).replicas
     assert after.notices == ()
-    assert [(one.role, one.count, one.image_uri) for one in after.replicas] == [
-        (one.role, one.count, one.image_uri) for one in resolve(draft(before, partial=True)).replicas
+    assert [(replica.role, replica.count, replica.image_uri) for replica in after.replicas] == [
+        (replica.role, replica.count, replica.image_uri) for replica in resolve(draft(before, partial=True)).replicas
     ]
     assert rewrite(parse(new)) == (new, [])
     assert bool(changes) == (new != text)

@@ -24,14 +24,14 @@ def command(name: str, *options: str) -> list[str]:
 
 def reserves(directory: Path) -> list[int]:
     """Processes that wait for a job of this home."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
             ours = os.fsencode(directory) in (process / "environ").read_bytes()
             if ours and words[-2:] == [SUPERVISOR.encode(), b""]:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 @pytest.fixture

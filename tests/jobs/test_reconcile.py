@@ -74,7 +74,7 @@ def test_a_job_that_has_waited_for_too_long_is_cancelled_and_no_other(home: Home
     reconcile(home, store)
     assert store.find("late").cause == "it has waited for 3600s, its maximum waiting time"
     assert store.find("late").ended is not None
-    assert {one.name: one.state for one in store.list()} == {
+    assert {summary.name: summary.state for summary in store.list()} == {
         "runs": State.RUNNING,
         "late": State.CANCELLED,
         "early": State.QUEUED,
@@ -105,7 +105,7 @@ def test_the_jobs_of_another_user_of_the_machine_and_the_store_are_left_to_them(
     for name in ("waits", "lost"):  # of jobs of mine that had these names, and were deleted by others
         mine.attempt(name, 1).mkdir(parents=True)
     reconcile(mine, store)
-    assert {one.name: one.state for one in store.list()} == {"waits": State.QUEUED, "lost": State.RUNNING}
+    assert {summary.name: summary.state for summary in store.list()} == {"waits": State.QUEUED, "lost": State.RUNNING}
     assert store.find("lost").losses == 0
 
 
@@ -124,7 +124,7 @@ def test_output_that_is_deleted_while_it_is_followed_has_ended(home: Home):
     folder.mkdir(parents=True)
     (folder / "master-0.log").write_text("line\n")
     home.attempt("my_job", 2).symlink_to(home.root / "gone")  # there when it was looked for, and not when it is opened
-    assert [one.text for one in Follower(home, "my_job").lines()] == ["line\n"]
+    assert [line.text for line in Follower(home, "my_job").lines()] == ["line\n"]
 
 
 @pytest.fixture

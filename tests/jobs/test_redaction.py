@@ -89,7 +89,7 @@ def test_wherever_it_is_in_plain_values(secrets, before, after):
     value = {"args": [f"{before}{secret}{after}" for secret in secrets], **dict.fromkeys(secrets, 1)}
     masked = str(Mask(secrets).all(value))
     assert HIDDEN in masked
-    assert not any(secret in one for secret in secrets for one in Mask(secrets).all(value)["args"])
+    assert not any(secret in argument for secret in secrets for argument in Mask(secrets).all(value)["args"])
 
 
 def test_the_longer_of_two_secrets_is_hidden_whole():

@@ -49,10 +49,10 @@ def told(resolved: ResolvedJob, hosts: list[str] | None = None, attempt: int = 0
 
 def test_tf_config_is_what_ai_platform_wrote():
     replicas = told(job(worker=2, server=1, evaluator=1, runtimeVersion="2.11"))
-    assert [(one.role, one.index) for one in replicas] == [
+    assert [(replica.role, replica.index) for replica in replicas] == [
         ("master", 0), ("worker", 0), ("worker", 1), ("parameter_server", 0), ("evaluator", 0)
     ]  # fmt: skip
-    configs = [json.loads(one.env["TF_CONFIG"]) for one in replicas]
+    configs = [json.loads(replica.env["TF_CONFIG"]) for replica in replicas]
     cluster = {"chief": ["h:2000"], "worker": ["h:2001", "h:2002"], "ps": ["h:2003"]}  # without the evaluator
     assert all(config["cluster"] == cluster and config["environment"] == "cloud" for config in configs)
     assert [config["task"] for config in configs] == [
@@ -87,7 +87,7 @@ def test_the_master_is_called_chief_or_master_as_ai_platform_did(keys, name):
 
 
 def test_cluster_spec_is_what_vertex_writes():
-    specs = [json.loads(one.env["CLUSTER_SPEC"]) for one in told(job(worker=1, server=1, evaluator=1))]
+    specs = [json.loads(replica.env["CLUSTER_SPEC"]) for replica in told(job(worker=1, server=1, evaluator=1))]
     pools = {"workerpool0": ["h:2000"], "workerpool1": ["h:2001"], "workerpool2": ["h:2002"], "workerpool3": ["h:2003"]}
     assert all(spec["cluster"] == pools and spec["environment"] == "cloud" for spec in specs)
     assert [spec["task"]["type"] for spec in specs] == list(pools)
@@ -112,8 +112,8 @@ def test_a_master_alone_is_free_to_start_processes_of_its_own():
 
 
 def test_every_replica_knows_the_job_the_attempt_and_the_directory():
-    for one in told(job(1, 1, 1), attempt=2):
-        assert {name: value for name, value in one.env.items() if name.startswith("FOOTPLATE_")} == {
+    for replica in told(job(1, 1, 1), attempt=2):
+        assert {name: value for name, value in replica.env.items() if name.startswith("FOOTPLATE_")} == {
             "FOOTPLATE_JOB_NAME": "my_job", "FOOTPLATE_ATTEMPT": "2", "FOOTPLATE_JOB_DIR": "gs://bucket/job"
         }  # fmt: skip
 
@@ -126,10 +126,10 @@ def test_the_ranks_of_any_cluster_are_a_world(worker, server, evaluator, hosts):
     from footplate.distributed.world import World
 
     replicas = told(job(worker, server, evaluator), hosts)
-    worlds = [World.from_environ(one.env) for one in replicas if "RANK" in one.env]
-    assert [one.rank for one in worlds] == list(range(1 + worker)) if worker else not worlds
-    for one in replicas:
-        config = json.loads(one.env["TF_CONFIG"])
+    worlds = [World.from_environ(replica.env) for replica in replicas if "RANK" in replica.env]
+    assert [world.rank for world in worlds] == list(range(1 + worker)) if worker else not worlds
+    for replica in replicas:
+        config = json.loads(replica.env["TF_CONFIG"])
         if config["task"]["type"] != "evaluator":
             assert config["cluster"][config["task"]["type"]][config["task"]["index"]]
 
@@ -141,7 +141,7 @@ def run(
     rendezvous, *ports = [free_port() for _ in range(1 + len(replica_ids(resolved)))]
     replicas = processes(resolved, [f"127.0.0.1:{port}" for port in ports], f"127.0.0.1:{rendezvous}", 0, None)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    started = [popen(command, env={**os.environ, **one.env}, **streams, **options) for one in replicas]
+    started = [popen(command, env={**os.environ, **planned.env}, **streams, **options) for planned in replicas]
     try:
         for replica, process in zip(replicas, started, strict=True):
             out = process.communicate(timeout=200)[0]
@@ -199,7 +199,10 @@ else:
 
 
 def test_a_program_with_parameter_servers_finds_them_by_tf_config():
-    shown = {(one.role, one.index): out for one, out in run(job(worker=2, server=2), [sys.executable, "-c", SERVED])}
+    shown = {
+        (replica.role, replica.index): out
+        for replica, out in run(job(worker=2, server=2), [sys.executable, "-c", SERVED])
+    }
     assert shown["parameter_server", 0] == shown["parameter_server", 1] == "total 103\n"
 
 

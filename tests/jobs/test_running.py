@@ -173,7 +173,7 @@ def test_sweeps_at_once_start_one_supervisor(bench: Bench):
     script = "from footplate.jobs.operations import Jobs; from footplate.jobs.supervision.reconcile import reconcile; "
     script += "jobs = Jobs.from_env(); [reconcile(jobs.home, jobs.store) for _ in range(5)]"
     sweeps = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
-    assert [one.wait() for one in sweeps] == [0, 0, 0]
+    assert [sweep.wait() for sweep in sweeps] == [0, 0, 0]
     (bench.directory / "go").touch()
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
     assert bench.states() == ["QUEUED", "PREPARING", "RUNNING", "PREPARING", "RUNNING", "SUCCEEDED"]
@@ -288,7 +288,7 @@ def test_when_the_master_is_done_parameter_servers_are_stopped_and_evaluators_fi
     )
     bench.submit(text=CLUSTER)
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
-    outcomes = {one.role: one.outcome for one in bench.jobs.store.processes("my_job")}
+    outcomes = {process.role: process.outcome for process in bench.jobs.store.processes("my_job")}
     assert outcomes == {
         "master": "ended with exit code 0",
         "worker": "ended with exit code 0",
@@ -337,7 +337,7 @@ def test_jobs_wait_for_room_and_begin_by_priority_then_age(bench: Bench, monkeyp
     for name, priority in (("first", 0), ("second", 0), ("third", 0), ("urgent", 500)):
         bench.submit(name, args=(name,), priority=str(priority))
     bench.is_in(State.RUNNING, "first")
-    assert [str(bench.jobs.store.state(one)) for one in ("second", "third", "urgent")] == ["QUEUED"] * 3
+    assert [str(bench.jobs.store.state(queued)) for queued in ("second", "third", "urgent")] == ["QUEUED"] * 3
     (bench.directory / "go").touch()
     for name in ("first", "second", "third", "urgent"):
         assert bench.jobs.wait(name).state == State.SUCCEEDED
@@ -380,12 +380,12 @@ def test_output_is_followed_over_attempts_while_it_is_written(bench: Bench):
         "print(f'in attempt {attempt}', flush=True); until_there(f'go-{attempt}'); sys.exit(5 * (attempt == 1))"
     )
     bench.submit()
-    found = []
+    lines = []
     for event in bench.jobs.follow("my_job"):
         if isinstance(event, Line):
-            found.append((event.attempt, event.source, event.text))
+            lines.append((event.attempt, event.source, event.text))
             (bench.directory / f"go-{event.attempt}").touch()  # only now it goes on: what was written was read before
-    assert found == [(1, "master-0", "in attempt 1\n"), (2, "master-0", "in attempt 2\n")]
+    assert lines == [(1, "master-0", "in attempt 1\n"), (2, "master-0", "in attempt 2\n")]
 
 
 def test_a_job_that_has_not_ended_is_not_deleted_and_names_are_not_used_twice(bench: Bench):
@@ -521,7 +521,7 @@ def test_the_machine_is_started_anew_in_the_middle_and_the_daemon_brings_the_job
     bench.submit(args=(str(bench.directory), "nobody"))
     until(lambda: any((bench.directory / "out").glob("checkpoints/*.ckpt/meta.json")))
     owner = bench.jobs.store.find("my_job").owner
-    processes = [one.pid for one in bench.jobs.store.processes("my_job")]
+    processes = [process.pid for process in bench.jobs.store.processes("my_job")]
     for pid in (owner["pid"], *processes):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

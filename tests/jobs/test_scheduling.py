@@ -34,7 +34,7 @@ queues = st.lists(
         priority=st.integers(0, 1000),
     ),
     max_size=12,
-    unique_by=lambda one: one.name,
+    unique_by=lambda waiting: waiting.name,
 )
 
 
@@ -43,37 +43,37 @@ def job(name: str, cpus: float, since: float = 0.0, priority: int = 0) -> Waitin
 
 
 def names(jobs: list[Waiting]) -> list[str]:
-    return [one.name for one in jobs]
+    return [waiting.name for waiting in jobs]
 
 
 @given(st.lists(needs, max_size=4), queues, st.floats(5000, 9000))
 def test_never_more_begins_than_there_is_room_for(running: list[Resources], queue: list[Waiting], now: float):
     begun = jobs_to_start(MACHINE, running, queue, now)
     room = free(MACHINE, running)
-    for one in begun:
-        assert one.needs.capped(MACHINE).within(room) or one.needs == NOTHING
-        room = room - one.needs.capped(MACHINE)
+    for waiting in begun:
+        assert waiting.needs.capped(MACHINE).within(room) or waiting.needs == NOTHING
+        room = room - waiting.needs.capped(MACHINE)
     assert len(set(names(begun))) == len(begun)
 
 
 @given(queues)
 def test_with_the_machine_empty_the_first_in_the_row_begins(queue: list[Waiting]):
     if queue:
-        assert min(queue, key=lambda one: one.sort_key) in jobs_to_start(MACHINE, [], queue, 5000.0)
+        assert min(queue, key=lambda waiting: waiting.sort_key) in jobs_to_start(MACHINE, [], queue, 5000.0)
 
 
 @settings(max_examples=60)
 @given(queues, st.randoms(use_true_random=False))
 def test_every_job_begins_some_day_though_small_and_urgent_ones_keep_coming(queue: list[Waiting], random):
     now, running, left, number = 5000.0, [], list(queue), 0
-    while any(one in left for one in queue):
+    while any(waiting in left for waiting in queue):
         left.append(Waiting(f"late-{number}", Resources(1, 0, 1), now, 1000))
         number += 1
-        for one in jobs_to_start(MACHINE, [needs for _, needs in running], left, now):
-            left.remove(one)
-            running.append((now + random.uniform(1, 300), one.needs))
+        for waiting in jobs_to_start(MACHINE, [needs for _, needs in running], left, now):
+            left.remove(waiting)
+            running.append((now + random.uniform(1, 300), waiting.needs))
         now += 100
-        running = [one for one in running if one[0] > now]
+        running = [run for run in running if run[0] > now]
         assert number < 3000, "somebody starves"
 
 
@@ -86,10 +86,10 @@ def test_a_small_job_passes_a_large_one_for_a_while_and_then_waits_with_it():
 
 
 def test_a_point_of_priority_is_a_minute_of_waiting():
-    one = Resources(cpus=4)
-    early, urgent = Waiting("early", one, 0.0, 0), Waiting("urgent", one, 3600.0, 61)
+    four_cpus = Resources(cpus=4)
+    early, urgent = Waiting("early", four_cpus, 0.0, 0), Waiting("urgent", four_cpus, 3600.0, 61)
     assert names(jobs_to_start(MACHINE, [], [early, urgent], 4000.0)) == ["urgent"]
-    assert names(jobs_to_start(MACHINE, [], [early, Waiting("urgent", one, 3600.0, 59)], 4000.0)) == ["early"]
+    assert names(jobs_to_start(MACHINE, [], [early, Waiting("urgent", four_cpus, 3600.0, 59)], 4000.0)) == ["early"]
 
 
 def test_what_the_machine_does_not_have_is_not_waited_for():
@@ -123,7 +123,7 @@ def test_the_place_in_the_queue_tells_what_a_job_waits_for():
         Waiting("large", Resources(1.0, 2, 12.0), 100.0),
     ]  # fmt: skip
     running = [Resources(cpus=2.0, gpus=1, memory_gb=8.0)]
-    places = {one.name: place_in_queue(MACHINE, running, queue, one.name) for one in queue}
+    places = {waiting.name: place_in_queue(MACHINE, running, queue, waiting.name) for waiting in queue}
     assert places == {
         "urgent": Place(1, 4, "4 vCPU (2 free)"),
         "first": Place(2, 4, "3 vCPU (2 free)"),
@@ -137,11 +137,11 @@ def test_the_place_in_the_queue_tells_what_a_job_waits_for():
 
 @given(st.lists(needs, max_size=4), queues)
 def test_each_job_has_its_own_place(running: list[Resources], queue: list[Waiting]):
-    places = [place_in_queue(MACHINE, running, queue, one.name) for one in queue if one.needs != NOTHING]
+    places = [place_in_queue(MACHINE, running, queue, waiting.name) for waiting in queue if waiting.needs != NOTHING]
     assert sorted(place.position for place in places if place) == list(range(1, len(places) + 1))
     begun = names(jobs_to_start(MACHINE, running, queue, 5000.0))
-    for one in queue:
-        place = place_in_queue(MACHINE, running, queue, one.name)
+    for waiting in queue:
+        place = place_in_queue(MACHINE, running, queue, waiting.name)
         # The first job starts unless it waits for something.
         if place is not None and place.position == 1:
-            assert (one.name in begun) == (place.waits_for == "")
+            assert (waiting.name in begun) == (place.waits_for == "")

@@ -60,13 +60,13 @@ def resolved(text: str = "", given: dict[str, str] | None = None, args: tuple[st
 
 
 def wrong(text: str, given: dict[str, str] | None = None, partial: bool = True) -> list[str]:
-    return [str(one) for one in problems(draft(parse(text), given or {}, partial=partial))]
+    return [str(problem) for problem in problems(draft(parse(text), given or {}, partial=partial))]
 
 
 def one_wrong(text: str, given: dict[str, str] | None = None) -> str:
-    found = wrong(text, given)
-    assert len(found) == 1, found
-    return found[0]
+    messages = wrong(text, given)
+    assert len(messages) == 1, messages
+    return messages[0]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def one_wrong(text: str, given: dict[str, str] | None = None) -> str:
 def test_the_guides_example_configurations_are_accepted_as_they_are(text, machine, servers):
     job = resolved(text)
     four = Choice(machine, "NVIDIA_TESLA_K80", 4)
-    assert [(one.role, one.count, one.machine) for one in job.replicas] == [
+    assert [(replica.role, replica.count, replica.machine) for replica in job.replicas] == [
         ("master", 1, four),
         ("worker", 9, four),
         ("parameter_server", 3, Choice(servers)),
@@ -121,8 +121,8 @@ def test_labels_of_flags_are_added_to_those_of_the_file():
 
 def test_a_wrong_label_is_told_where_it_was_written():
     file = parse("trainingInput: {region: us-central1}\nlabels: {Team: a}", "config.yaml")
-    found = problems(draft(file, {"labels": "team=B"}, partial=True))
-    assert [(one.place, one.path) for one in found] == [
+    mistakes = problems(draft(file, {"labels": "team=B"}, partial=True))
+    assert [(mistake.place, mistake.path) for mistake in mistakes] == [
         ("--labels", ("labels", "team")),
         ("config.yaml line 2", ("labels", "Team")),
     ]
@@ -168,7 +168,7 @@ def test_the_job_directory_is_passed_on_to_the_program():
 )
 def test_a_scale_tier_is_a_set_of_machines(tier, machines):
     job = resolved(given={"scale-tier": tier})
-    assert [(one.role, one.count, one.machine) for one in job.replicas] == machines
+    assert [(replica.role, replica.count, replica.machine) for replica in job.replicas] == machines
 
 
 def test_without_a_scale_tier_it_is_basic_or_custom():
@@ -179,9 +179,9 @@ def test_without_a_scale_tier_it_is_basic_or_custom():
 def test_workers_have_the_masters_image_unless_they_have_their_own():
     text = "trainingInput: {masterType: n1-standard-4, workerType: n1-standard-4, workerCount: 2, %s}"
     images = "masterConfig: {imageUri: gcr.io/a/b}"
-    assert [one.image_uri for one in resolved(text % images).replicas] == ["gcr.io/a/b"] * 2
+    assert [replica.image_uri for replica in resolved(text % images).replicas] == ["gcr.io/a/b"] * 2
     images += ", workerConfig: {imageUri: gcr.io/a/c}"
-    assert [one.image_uri for one in resolved(text % images).replicas] == ["gcr.io/a/b", "gcr.io/a/c"]
+    assert [replica.image_uri for replica in resolved(text % images).replicas] == ["gcr.io/a/b", "gcr.io/a/c"]
 
 
 EVERYTHING = """\
@@ -273,7 +273,7 @@ trainingInput:
 """
     with pytest.raises(SpecError) as raised:
         resolve(draft(parse(text), {"module-name": "a b"}, name="my job"))
-    found = [str(one) for one in raised.value.problems]
+    messages = [str(problem) for problem in raised.value.problems]
     expected = [
         ("the job's name", "jobId", "expected letters, digits and underscores"),
         ("--module-name", "trainingInput.pythonModule", "expected the name of a Python module"),
@@ -290,7 +290,8 @@ trainingInput:
         ("config.yaml line 11", "trainingInput.region", "V100 is not offered in us-east4"),
         ("config.yaml line 12", "trainingInput.jobDir", "http:// is none of them"),
     ]
-    for said, (place, key, text) in zip(found, expected, strict=True):  # the flags', then the file's from top to bottom
+    # First the flags' problems, then the file's from top to bottom.
+    for said, (place, key, text) in zip(messages, expected, strict=True):
         assert said.startswith(f"{place}: {key}: ")
         assert text in said
     assert str(raised.value).startswith("the job has 10 problems:\n  ")
@@ -388,8 +389,8 @@ def test_an_empty_file_is_a_job_that_flags_describe():
 
 
 def test_submitting_needs_a_name_and_a_module():
-    found = wrong("", partial=False)
-    assert [one.split(":")[0] for one in found] == ["jobId", "trainingInput.pythonModule"]
+    messages = wrong("", partial=False)
+    assert [message.split(":")[0] for message in messages] == ["jobId", "trainingInput.pythonModule"]
 
 
 @pytest.mark.parametrize("text", ["count=4", "type", "type=t4,count=1,zone=a", "type=t4,type=t4", "", "=t4"])
@@ -409,5 +410,5 @@ def test_an_accelerator_flag_in_another_form_is_refused(text):
     ],
 )
 def test_what_is_missing_when_no_flag_can_follow(text: str, missed: str):
-    assert any(missed in one for one in wrong(text, partial=False))
+    assert any(missed in message for message in wrong(text, partial=False))
     assert not wrong(text)

@@ -11,12 +11,12 @@ states = st.sampled_from(list(State))
 
 
 def reachable(start: State) -> set[State]:
-    found, left = {start}, [start]
+    reached, left = {start}, [start]
     while left:
-        new = FOLLOWERS[left.pop()] - found
-        found |= new
+        new = FOLLOWERS[left.pop()] - reached
+        reached |= new
         left += new
-    return found
+    return reached
 
 
 def test_every_state_is_reached_from_the_queue_and_every_one_leads_to_an_end():

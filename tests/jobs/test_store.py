@@ -34,8 +34,8 @@ class Server:
     """A PostgreSQL server in a directory of its own. As root it runs as `nobody`, because it refuses root."""
 
     def __init__(self, directory: Path) -> None:
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-        self._programs = found[-1] if found else Path(shutil.which("initdb") or "/nowhere").resolve().parent
+        folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+        self._programs = folders[-1] if folders else Path(shutil.which("initdb") or "/nowhere").resolve().parent
         self._data = directory / "data"
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else None
         if self._user:
@@ -183,9 +183,12 @@ def test_a_transition_is_noted_with_its_time_cause_and_attempt(store: Store):
     assert store.move("one", State.QUEUED, State.PREPARING, 1001.0, attempt=1, owner=None)
     assert store.move("one", State.PREPARING, State.RUNNING, 1002.0, started=1002.0)
     assert store.move("one", State.RUNNING, State.FAILED, 1003.0, "it broke", ended=1003.0)
-    found = store.find("one")
-    assert (found.state, found.started, found.ended, found.cause) == (State.FAILED, 1002.0, 1003.0, "it broke")
-    steps = [(one.source, one.target, one.at, one.attempt, one.cause) for one in store.transitions("one")]
+    stored = store.find("one")
+    assert (stored.state, stored.started, stored.ended, stored.cause) == (State.FAILED, 1002.0, 1003.0, "it broke")
+    steps = [
+        (transition.source, transition.target, transition.at, transition.attempt, transition.cause)
+        for transition in store.transitions("one")
+    ]
     assert steps == [
         (None, State.QUEUED, 1000.5, 0, ""),
         (State.QUEUED, State.PREPARING, 1001.0, 1, ""),
@@ -203,7 +206,7 @@ def test_what_a_job_waits_for_is_said_anew_without_a_transition_and_only_while_i
     store.move("one", State.PREPARING, State.RUNNING, 1002.0)
     store.explain("one", State.PREPARING, "too late")
     assert store.find("one").cause == ""
-    assert [one.cause for one in store.transitions("one")] == ["", "", ""]
+    assert [transition.cause for transition in store.transitions("one")] == ["", "", ""]
 
 
 def test_a_job_that_was_moved_meanwhile_is_not_moved_again(store: Store):
@@ -242,10 +245,10 @@ def test_of_two_who_want_the_same_transition_one_gets_it(opened: Callable[[], St
         own.close()
 
     threads = [threading.Thread(target=grab, args=(2000.0 + number,)) for number in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert sorted(won) == sorted(f"job_{number}" for number in range(20))
 
 
@@ -261,10 +264,10 @@ def test_stores_are_opened_at_once_for_the_first_time(opened: Callable[[], Store
             failed.append(error)
 
     threads = [threading.Thread(target=use, args=(number,)) for number in range(6)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not failed
     assert len(opened().list()) == 6
 
@@ -283,22 +286,24 @@ def test_lists_are_the_newest_first_and_of_a_state_or_a_machine(store: Store):
     store.add(job("new", created=3.0, queued=3.0))
     store.add(job("elsewhere", created=2.0, queued=2.0, host="another"))
     store.move("old", State.QUEUED, State.PREPARING, 4.0)
-    assert [one.name for one in store.list()] == ["new", "elsewhere", "old"]
-    assert [one.name for one in store.list(limit=1)] == ["new"]
+    assert [summary.name for summary in store.list()] == ["new", "elsewhere", "old"]
+    assert [summary.name for summary in store.list(limit=1)] == ["new"]
     assert store.count() == 3
-    assert [one.name for one in store.list(State.PREPARING)] == ["old"]
-    assert [one.name for one in store.of_host(HERE, SUPERVISED)] == ["old"]
-    assert [(one.name, one.needs, one.since) for one in store.waiting(HERE)] == [("new", Resources(1.5, 2, 7.5), 3.0)]
+    assert [summary.name for summary in store.list(State.PREPARING)] == ["old"]
+    assert [supervised.name for supervised in store.of_host(HERE, SUPERVISED)] == ["old"]
+    assert [(waiting.name, waiting.needs, waiting.since) for waiting in store.waiting(HERE)] == [
+        ("new", Resources(1.5, 2, 7.5), 3.0)
+    ]
 
 
 def test_processes_are_noted_with_their_end(store: Store):
     store.add(job())
-    one = Process(1, "worker", 0, pid=42, mark=7.0, began=5.0)
-    store.begin_processes("one", [one, replace(one, role="master", pid=41)])
-    store.end_processes("one", [replace(one, ended=6.0, outcome="ended with exit code 0")])
+    process = Process(1, "worker", 0, pid=42, mark=7.0, began=5.0)
+    store.begin_processes("one", [process, replace(process, role="master", pid=41)])
+    store.end_processes("one", [replace(process, ended=6.0, outcome="ended with exit code 0")])
     assert store.processes("one") == [
-        replace(one, role="master", pid=41),
-        replace(one, ended=6.0, outcome="ended with exit code 0"),
+        replace(process, role="master", pid=41),
+        replace(process, ended=6.0, outcome="ended with exit code 0"),
     ]
 
 

@@ -92,7 +92,7 @@ def test_a_program_goes_on_while_it_cannot_be_written_down_that_it_runs(bench: B
     store.away_until = bench.directory / "written"
     assert supervisor.run()
     assert bench.states() == ["QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
-    assert [one.outcome for one in store.processes("my_job")] == ["ended with exit code 0"]
+    assert [process.outcome for process in store.processes("my_job")] == ["ended with exit code 0"]
 
 
 def test_an_end_that_comes_while_the_store_is_away_is_written_when_that_is_back(bench: Bench, store: Watched):
@@ -103,7 +103,7 @@ def test_an_end_that_comes_while_the_store_is_away_is_written_when_that_is_back(
     assert supervisor.run()
     back.join()
     assert store.written == ["processes", "RUNNING", "ends", "SUCCEEDED"]
-    assert [one.outcome for one in store.processes("my_job")] == ["ended with exit code 0"]
+    assert [process.outcome for process in store.processes("my_job")] == ["ended with exit code 0"]
 
 
 def test_a_process_that_ends_while_the_store_is_away_is_known_to_have_ended(bench: Bench, store: Watched):
@@ -121,12 +121,12 @@ def test_a_process_that_ends_while_the_store_is_away_is_known_to_have_ended(benc
     assert made.run()
     disk.join()
     assert store.refused[0] == "ends"
-    assert [one.outcome for one in store.processes("my_job")] == ["ended with exit code 0"]
+    assert [process.outcome for process in store.processes("my_job")] == ["ended with exit code 0"]
 
 
 def test_the_pause_before_an_attempt_is_shown(bench: Bench, store: Watched):
     assert supervised(bench, store, "os._exit(3 if attempt < 3 else 0)").run()
-    causes = [one.cause for one in store.transitions("my_job") if one.target == State.PREPARING]
+    causes = [transition.cause for transition in store.transitions("my_job") if transition.target == State.PREPARING]
     assert [cause.partition("of 3")[2] for cause in causes] == ["", "", "; attempt 3 begins in 1 s"]
 
 

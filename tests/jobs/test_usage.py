@@ -36,13 +36,13 @@ def test_a_process_and_what_it_has_started_are_measured_together(tmp_path, monke
                 meter.sample([process.pid])
                 return list(csv.DictReader(path.open())) if path.exists() else []
 
-            found = until(lambda: len(made := rows()) >= 4 and made)
+            samples = until(lambda: len(made := rows()) >= 4 and made)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
-    assert max(float(row["cpus"]) for row in found) > 0.05  # it wants a whole core, of a machine that may be busy
-    assert max(float(row["cpus"]) for row in found[1:]) < 2
-    assert int(found[-1]["memory_bytes"]) > 64 * 2**20
-    assert abs(float(found[-1]["time"]) - time.time()) < 60
+    assert max(float(row["cpus"]) for row in samples) > 0.05  # it wants a whole core, of a machine that may be busy
+    assert max(float(row["cpus"]) for row in samples[1:]) < 2
+    assert int(samples[-1]["memory_bytes"]) > 64 * 2**20
+    assert abs(float(samples[-1]["time"]) - time.time()) < 60
 
 
 def test_of_processes_that_are_gone_and_gpus_that_are_not_there_the_cells_are_empty(tmp_path, monkeypatch):

@@ -53,8 +53,10 @@ def no_orphans() -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     pooled = {psutil.Process(pid) for pid in pooled_pids()}
-    now = {one for one in psutil.Process().children(recursive=True) if not (is_rays(one) or is_sparks(one))}
-    now = {one for one in now if not template.is_template(one.pid)}
+    now = {
+        process for process in psutil.Process().children(recursive=True) if not (is_rays(process) or is_sparks(process))
+    }
+    now = {process for process in now if not template.is_template(process.pid)}
     left = now - before - pooled
     assert not psutil.wait_procs(list(left), timeout=20)[1]
 
@@ -76,7 +78,7 @@ def program(tmp_path: Path) -> Iterator[Callable[[str], Program]]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.process.kill()
-        one.process.wait()
-        one.process.stdout.close()
+    for running in started:
+        running.process.kill()
+        running.process.wait()
+        running.process.stdout.close()

@@ -54,7 +54,7 @@ def gone(processes: list[psutil.Process], within_s: float = 30) -> bool:
     """Return True if all these processes end in time. A zombie has ended. Without a kill they would run for 60 s."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        if not any(runs(one) for one in processes):
+        if not any(runs(process) for process in processes):
             return True
         time.sleep(0.01)
     return False

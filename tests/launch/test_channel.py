@@ -25,12 +25,12 @@ def pair(trusted: bool = True) -> tuple[Channel, Channel]:
 
 def pass_on(sender: Channel, receiver: Channel, count: int) -> list[Message]:
     """Have `count` messages sent and received in turn."""
-    found: list[Message] = []
-    while len(found) < count:
+    messages: list[Message] = []
+    while len(messages) < count:
         sender.flush()
         select.select([receiver], [sender] if sender.pending else [], [], 60)
-        found += receiver.receive()
-    return found
+        messages += receiver.receive()
+    return messages
 
 
 def send_until_noticed(sender: Channel) -> None:
@@ -69,8 +69,8 @@ def test_payloads_of_every_size_arrive_whole(pieces, more):
         fd = filled(data)
         one.send_payload(str(number), fd, {"number": number})
         os.close(fd)
-    found = {message.head["number"]: message.payload_fd for message in pass_on(one, other, len(contents))}
-    assert [content(found[number]) for number in range(len(contents))] == contents
+    payloads = {message.head["number"]: message.payload_fd for message in pass_on(one, other, len(contents))}
+    assert [content(payloads[number]) for number in range(len(contents))] == contents
     one.close()
     other.close()
 
@@ -84,9 +84,9 @@ def test_a_message_overtakes_a_payload_unless_it_is_sent_behind_it():
     one.flush()
     one.send({"name": "urgent"})
     one.send({"name": "free"}, behind="another")
-    found = pass_on(one, other, 4)
-    assert [message.head["name"] for message in found] == ["urgent", "free", "payload", "behind"]
-    os.close(found[2].payload_fd)
+    messages = pass_on(one, other, 4)
+    assert [message.head["name"] for message in messages] == ["urgent", "free", "payload", "behind"]
+    os.close(messages[2].payload_fd)
     one.close()
     other.close()
 

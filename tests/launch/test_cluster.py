@@ -240,7 +240,7 @@ def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, qu
 
     def work():
         mark = worker.kept() / "mark"
-        found = mark.read_text() if mark.exists() else "nothing"
+        content = mark.read_text() if mark.exists() else "nothing"
         mark.write_text(f"of attempt {attempt()}")
         if attempt() == 0 and rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -250,7 +250,7 @@ def test_a_machine_keeps_what_it_was_given_until_the_launch_is_over(tmp_path, qu
             if rank() == 1:
                 os.kill(agent(), signal.SIGKILL)
             time.sleep(30)
-        return found, mark.parts[: len(tmp_path.parts) + 1] == (*tmp_path.parts, "a")
+        return content, mark.parts[: len(tmp_path.parts) + 1] == (*tmp_path.parts, "a")
 
     assert run(placement, work, restarts=quick, preload=("torch",)) == ("of attempt 1", True)
     assert len(placement.started) == 2
@@ -470,21 +470,21 @@ def test_more_strangers_than_can_be_listened_to_do_not_keep_agents_out(tmp_path,
 
     while_running(tmp_path, ProcessPlacement(["a"]), act)
     assert len(strangers) == 20
-    for one in strangers:
-        one.close()
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_a_stranger_that_is_closed_while_it_sends_disturbs_nobody(monkeypatch):
     monkeypatch.setattr(listener, "MAX_STRANGERS", 1)
     with selectors.DefaultSelector() as selector:
         opened = listener.Listener("127.0.0.1", selector, lambda *_: None)
-        with socket.create_connection(opened.address) as one:
+        with socket.create_connection(opened.address) as stranger:
             dispatch_ready(selector, 5)
             with socket.create_connection(opened.address) as two:  # for whom the first must go
-                one.sendall(b"something")
+                stranger.sendall(b"something")
                 time.sleep(0.1)  # both have come
                 dispatch_ready(selector, 5)
-                assert until_closed(one)
+                assert until_closed(stranger)
                 assert two.recv(1)
                 opened.close()
 

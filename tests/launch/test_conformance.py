@@ -87,7 +87,7 @@ def pids(tmp_path):
         until = time.monotonic() + 120
         while len(list(place.iterdir())) < count and time.monotonic() < until:
             time.sleep(0.02)
-        return [psutil.Process(int(one.name)) for one in place.iterdir() if psutil.pid_exists(int(one.name))]
+        return [psutil.Process(int(file.name)) for file in place.iterdir() if psutil.pid_exists(int(file.name))]
 
     return place, processes
 
@@ -152,14 +152,17 @@ def test_a_worker_imports_what_the_caller_can(result):
 def test_the_ranks_meet_and_each_knows_its_place(backend, result):
     assert [sees["total"] for sees in result[1]] == [3.0, 3.0]
     environments = [sees["environment"] for sees in result[1]]
-    assert [(one["RANK"], one["WORLD_SIZE"], one["FOOTPLATE_ATTEMPT"], one["GREETING"]) for one in environments] == [
+    assert [
+        (environment["RANK"], environment["WORLD_SIZE"], environment["FOOTPLATE_ATTEMPT"], environment["GREETING"])
+        for environment in environments
+    ] == [
         ("0", "2", "0", "hello"),
         ("1", "2", "0", "hello"),
     ]
-    hosts = {one["GROUP_RANK"] for one in environments}
+    hosts = {environment["GROUP_RANK"] for environment in environments}
     assert hosts == ({"0"} if backend.name in ON_ONE_MACHINE else {"0", "1"})
-    for one in environments:
-        assert int(one["LOCAL_RANK"]) < int(one["LOCAL_WORLD_SIZE"]) == 2 // len(hosts)
+    for environment in environments:
+        assert int(environment["LOCAL_RANK"]) < int(environment["LOCAL_WORLD_SIZE"]) == 2 // len(hosts)
     assert "GREETING" not in os.environ
 
 
@@ -217,7 +220,7 @@ def test_output_comes_with_its_rank_and_is_kept_whole(backend, tmp_path, quick_b
     assert {"[rank 0] out 0", "[rank 1] out 1"} <= set(out.splitlines())
     assert {"[rank 0] err 0", "[rank 1] err 1"} <= set(err.splitlines())
     files = {path.relative_to(tmp_path / "logs").as_posix(): path.read_text() for path in tmp_path.glob("logs/*/*")}
-    assert set(files) == {f"attempt-{number}/rank-{one}.log" for number in (0, 1) for one in (0, 1)}
+    assert set(files) == {f"attempt-{number}/rank-{worker}.log" for number in (0, 1) for worker in (0, 1)}
     assert sorted(files["attempt-1/rank-1.log"].splitlines()) == ["err 1", "out 1"]
     assert "ValueError: of rank 1\n" in files["attempt-0/rank-1.log"]
 
@@ -297,10 +300,10 @@ def test_a_signal_reaches_every_rank_and_nothing_is_left(backend, pids, tmp_path
         (place / str(os.getpid())).touch()
         time.sleep(60)
 
-    found = []
+    workers = []
 
     def tell():
-        found.extend(processes(2))
+        workers.extend(processes(2))
         os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=tell)
@@ -308,9 +311,9 @@ def test_a_signal_reaches_every_rank_and_nothing_is_left(backend, pids, tmp_path
     with pytest.raises(end):
         launch(work, world_size=2, backend=backend, preload=())
     thread.join()
-    assert {one.name for one in tmp_path.glob("saved*")} == {"saved by 0", "saved by 1"}
-    assert len(found) == 2
-    assert gone(found)
+    assert {file.name for file in tmp_path.glob("saved*")} == {"saved by 0", "saved by 1"}
+    assert len(workers) == 2
+    assert gone(workers)
 
 
 def test_a_large_argument_and_a_large_result(backend):

@@ -108,26 +108,26 @@ def test_an_idle_fork_server_ends(monkeypatch):
 
 def test_launches_at_the_same_time_have_each_their_own():
     both = threading.Barrier(2, timeout=60)
-    found = []
+    parents = []
 
-    def one():
+    def launch_one():
         both.wait()
-        found.append(launch(lambda: (time.sleep(0.5), os.getppid())[1], world_size=1, preload=()))
+        parents.append(launch(lambda: (time.sleep(0.5), os.getppid())[1], world_size=1, preload=()))
 
-    threads = [threading.Thread(target=one) for _ in range(2)]
+    threads = [threading.Thread(target=launch_one) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 2
+    assert len(set(parents)) == 2
 
 
 def test_a_fork_server_that_ends_with_its_thread_is_not_used_by_another_thread(said):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(fork_server()))
+    servers = []
+    thread = threading.Thread(target=lambda: servers.append(fork_server()))
     thread.start()
     thread.join()
-    assert fork_server() not in found
+    assert fork_server() not in servers
     assert not said.records
 
 

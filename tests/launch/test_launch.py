@@ -121,7 +121,7 @@ def test_only_rank_0s_result_needs_to_be_picklable():
 
 def test_a_result_that_cannot_be_pickled_is_said_so_and_not_tried_again():
     with pytest.raises(LaunchError, match=r"result of the function, a generator, can't be sent back.*numbers, tensors"):
-        launch(lambda: (one for one in ()), world_size=1)
+        launch(lambda: (value for value in ()), world_size=1)
 
 
 def test_an_argument_that_cannot_be_pickled_is_said_so():
@@ -183,7 +183,7 @@ def test_exit_handlers_run_and_threads_are_joined(tmp_path):
         threading.Thread(target=lambda: (time.sleep(0.2), (tmp_path / "thread").touch())).start()
 
     launch(work, world_size=1)
-    assert {one.name for one in tmp_path.iterdir()} == {"handler", "thread"}
+    assert {path.name for path in tmp_path.iterdir()} == {"handler", "thread"}
 
 
 def test_ranks_do_not_draw_the_same_random_numbers():

@@ -165,7 +165,7 @@ def test_the_same_exception_again_is_the_codes_fault_and_ends_it(quick_but_patie
     (note,) = raised.value.__notes__
     assert "in attempt 1 (as in the attempt before it, with no progress in between: the code is at fault" in note
     assert "in work" in note
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
     (line,) = [record.message for record in said.records if record.levelname == "WARNING"]
     assert line.endswith("attempt 1 starts now (restart 1 of 3)")
 
@@ -294,7 +294,7 @@ def test_what_a_worker_has_started_ends_with_it(tmp_path, quick):
 
     launch(work, world_size=1, restarts=quick)
     child = int((tmp_path / "child").read_text())
-    assert gone([one for one in psutil.process_iter() if one.pid == child])
+    assert gone([process for process in psutil.process_iter() if process.pid == child])
 
 
 def test_a_killed_fork_server_is_replaced_and_counts_against_the_hosts_budget(said):

@@ -172,13 +172,13 @@ texts = st.text(st.sampled_from("aä€\r\n"), max_size=20)
 @given(texts, st.lists(st.integers(0, 60), max_size=4))
 def test_lines_are_the_same_however_the_bytes_come(text, cuts):
     data, lines, start = text.encode(), Lines(), 0
-    found = []
+    pieces = []
     for cut in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
-        found += lines.feed(data[start:cut])
+        pieces += lines.feed(data[start:cut])
         start = cut
-    found += lines.end()
-    assert "".join(found).removesuffix("\n") == text.removesuffix("\n")
-    assert all(re.fullmatch(r"[^\r\n]*(\r\n|\r|\n)", line) for line in found)
+    pieces += lines.end()
+    assert "".join(pieces).removesuffix("\n") == text.removesuffix("\n")
+    assert all(re.fullmatch(r"[^\r\n]*(\r\n|\r|\n)", line) for line in pieces)
 
 
 def test_a_line_without_end_is_cut():

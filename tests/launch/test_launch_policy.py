@@ -43,9 +43,9 @@ def follow(restarts: Restarts, happened) -> list[tuple[State, Failure, bool, Aga
     state, decisions = State(slots=tuple(range(SIZE))), []
     for kind, which, progressed, *what in happened:
         text, passing = what or ("failed", False)
-        one = failure(kind, state.slots[which % len(state.slots)], text=text, passing=passing)
-        decision = decide(restarts, state, one, progressed)
-        decisions.append((state, one, progressed, decision))
+        failed = failure(kind, state.slots[which % len(state.slots)], text=text, passing=passing)
+        decision = decide(restarts, state, failed, progressed)
+        decisions.append((state, failed, progressed, decision))
         if isinstance(decision, GiveUp):
             break
         state = decision.state
@@ -59,27 +59,27 @@ def test_it_ends(restarts, happened):
 
 @given(policies, happenings)
 def test_ranks_are_given_up_one_at_a_time_and_never_too_many(restarts, happened):
-    for before, one, _, decision in follow(restarts, happened):
+    for before, failed, _, decision in follow(restarts, happened):
         if isinstance(decision, Again):
             gone = set(before.slots) - set(decision.state.slots)
             assert gone == (set() if decision.dropped is None else {decision.dropped})
-            assert decision.dropped in (None, one.slot)
+            assert decision.dropped in (None, failed.slot)
             assert len(decision.state.slots) >= (restarts.min_world_size or SIZE)
 
 
 @given(policies, happenings)
 def test_a_rank_that_fails_after_progress_is_kept(restarts, happened):
-    for _, one, progressed, decision in follow(restarts, happened):
-        if isinstance(decision, Again) and progressed and one.kind != "host":
+    for _, failed, progressed, decision in follow(restarts, happened):
+        if isinstance(decision, Again) and progressed and failed.kind != "host":
             assert decision.dropped is None or restarts.drop_after == 0
 
 
 @given(policies, happenings)
 def test_only_failures_of_the_host_use_its_budget(restarts, happened):
-    for before, one, _, decision in follow(restarts, happened):
+    for before, failed, _, decision in follow(restarts, happened):
         if isinstance(decision, Again):
             used = (decision.state.restarts - before.restarts, decision.state.host_restarts - before.host_restarts)
-            assert used == ((0, 0) if decision.dropped is not None else (0, 1) if one.kind == "host" else (1, 0))
+            assert used == ((0, 0) if decision.dropped is not None else (0, 1) if failed.kind == "host" else (1, 0))
 
 
 @given(policies, happenings)
@@ -92,7 +92,7 @@ def test_the_first_restart_after_progress_comes_at_once_and_none_later_than_allo
 
 def same_exception(before: Failure, now: Failure) -> bool:
     """Return True if both are exceptions of the code, with the same text."""
-    own = all(one.kind == "exception" and not one.passing for one in (before, now))
+    own = all(failed.kind == "exception" and not failed.passing for failed in (before, now))
     return own and before.text == now.text
 
 
@@ -131,7 +131,7 @@ def test_an_exception_of_the_code_is_tried_again_once_unless_the_work_has_advanc
 def test_an_exception_of_one_slot_costs_that_slot_first_and_ends_it_when_another_raises_the_same():
     restarts = Restarts(min_world_size=1, drop_after=2)
     decisions = follow(restarts, [("exception", 1, False)] * 9)  # of the worker that is rank 1 in that attempt
-    assert [one.slot for _, one, _, _ in decisions] == [1, 1, 2]
+    assert [failed.slot for _, failed, _, _ in decisions] == [1, 1, 2]
     assert decisions[1][-1].dropped == 1
     assert decisions[2][-1] == GiveUp(SAME_FAILURE)
     assert len(follow(restarts, [("exception", 0, False), ("exception", 1, False)])) == 2

@@ -46,7 +46,7 @@ def test_when_supervisor_and_fork_server_are_killed_at_once_the_workers_end_too(
     script = program(SLEEPING.replace("GRACE", "30"))
     script.read_until("there 0", "there 1")
     fork_server, *rest = script.family()
-    workers = [one for one in rest if one.name() != "sleep"]
+    workers = [process for process in rest if process.name() != "sleep"]
     fork_server.suspend()  # so it doesn't end by itself first
     script.process.kill()
     fork_server.kill()

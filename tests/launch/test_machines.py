@@ -40,8 +40,8 @@ def placement():
         return made[-1]
 
     yield make
-    for one in made:
-        one.dismiss(0)
+    for opened in made:
+        opened.dismiss(0)
 
 
 def stranger(placement: MachinePlacement, says: bytes = b"") -> socket.socket:
@@ -92,9 +92,9 @@ def test_strangers_are_closed_and_their_number_is_limited(placement, monkeypatch
     joined = join(opened, 1)
     # The thread of a connection that has been closed needs a moment to end.
     wait_until(lambda: threading.active_count() <= before + machines.MAX_STRANGERS + 2)
-    for one in silent:
-        read_to_the_end(one)  # the challenge, and then the end
-        one.close()
+    for connection in silent:
+        read_to_the_end(connection)  # the challenge, and then the end
+        connection.close()
     joined.close()
 
 
@@ -223,9 +223,9 @@ def test_a_machine_that_is_back_takes_the_place_of_its_own_lost_connection(place
     assert calls(lost, 1) == [0]
     back = join(opened, 0)
     until = time.monotonic() + 60
-    while not (found := opened.lost()) and time.monotonic() < until:
+    while not (failures := opened.lost()) and time.monotonic() < until:
         time.sleep(0.05)
-    assert [(one.index, one.text) for one in found] == [(0, "machine 0 has gone")]
+    assert [(failure.index, failure.text) for failure in failures] == [(0, "machine 0 has gone")]
     opened.start(range(1), CALL)
     assert calls(back, 1) == [0]
     assert list(orders(lost)) == []
@@ -267,10 +267,10 @@ def test_a_lost_machine_that_is_not_replaced_is_named(placement, monkeypatch, ca
     opened.start(range(4), CALL)
     assert "no machine has joined as --node-rank 1" in caplog.text
     assert opened.lost() == []
-    found: list = []
-    wait_until(lambda: found.extend(opened.lost()) or found)
-    assert [one.index for one in found] == [2, 3]
-    assert "no machine has joined as --node-rank 1" in found[0].text
+    failures: list = []
+    wait_until(lambda: failures.extend(opened.lost()) or failures)
+    assert [failure.index for failure in failures] == [2, 3]
+    assert "no machine has joined as --node-rank 1" in failures[0].text
     there.close()
 
 
@@ -348,12 +348,12 @@ def test_the_driver_learns_why_an_agent_could_not_begin(placement):
     assert opened.slots() == 1
     opened.start(range(1), AgentCall("127.0.0.1", port, b""))
     until = time.monotonic() + 120
-    while not (found := opened.lost()) and time.monotonic() < until:
+    while not (failures := opened.lost()) and time.monotonic() < until:
         time.sleep(0.05)
     opened.dismiss(0)
     machine.join()
-    assert "its agent on machine 0 ended with exit code 1: The agent on" in found[0].text
-    assert f"can't reach the driver at 127.0.0.1:{port}" in found[0].text
+    assert "its agent on machine 0 ended with exit code 1: The agent on" in failures[0].text
+    assert f"can't reach the driver at 127.0.0.1:{port}" in failures[0].text
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
@@ -364,7 +364,7 @@ def test_an_address_that_others_cannot_connect_to_is_refused(host):
 
 def test_a_name_that_is_this_machines_loopback_is_refused(monkeypatch):
     """The situation on Debian, whose /etc/hosts gives 127.0.1.1 to the machine's own name."""
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
     with pytest.raises(ConfigError, match=r"--master-addr node-a .*: on this machine that is 127\.0\.1\.1"):
         MachinePlacement(2, 1, "node-a", 0, TOKEN)

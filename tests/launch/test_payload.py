@@ -44,19 +44,19 @@ def there_and_back():
     ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.shape)}-{tensor.layout}-{tensor.device}",
 )
 def test_tensors_arrive_as_they_were(there_and_back, tensor):
-    found = there_and_back(tensor)
-    assert (type(found), found.dtype, found.device, found.shape, found.layout, found.requires_grad) == (
+    arrived = there_and_back(tensor)
+    assert (type(arrived), arrived.dtype, arrived.device, arrived.shape, arrived.layout, arrived.requires_grad) == (
         type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.layout, tensor.requires_grad,
     )  # fmt: skip
     if tensor.device.type == "cpu":
-        assert torch.equal(found.to_dense(), tensor.to_dense())
-        assert found.stride() == tensor.stride() if tensor.layout == torch.strided else True
+        assert torch.equal(arrived.to_dense(), tensor.to_dense())
+        assert arrived.stride() == tensor.stride() if tensor.layout == torch.strided else True
 
 
 def test_tensors_that_share_memory_still_do(there_and_back):
     whole = torch.arange(6.0)
-    found, part = there_and_back((whole, whole[2:4]))
-    found[2] = 77
+    arrived, part = there_and_back((whole, whole[2:4]))
+    arrived[2] = 77
     assert part.tolist() == [77, 3]
 
 
@@ -66,9 +66,9 @@ def test_modules_optimizers_and_arrays_arrive(there_and_back):
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    found, state, array = there_and_back((net, optimizer.state_dict(), np.arange(5)))
-    assert found[1].weight is found[0].weight
-    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), net.parameters(), strict=True))
+    arrived, state, array = there_and_back((net, optimizer.state_dict(), np.arange(5)))
+    assert arrived[1].weight is arrived[0].weight
+    assert all(torch.equal(a, b) for a, b in zip(arrived.parameters(), net.parameters(), strict=True))
     assert torch.equal(state["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
     assert array.tolist() == [0, 1, 2, 3, 4]
 
@@ -84,10 +84,10 @@ def test_two_values_are_read_one_after_the_other():
 
 def test_large_arrays_arrive_as_they_were_and_may_be_written_to(there_and_back):
     for sent in (np.arange(100_000.0), np.asfortranarray(np.ones((300, 400))), np.ones((400, 300))[::2]):
-        found = there_and_back(sent)
-        assert (found == sent).all()
-        assert found.flags.f_contiguous == sent.flags.f_contiguous
-        found[0] = -1
+        arrived = there_and_back(sent)
+        assert (arrived == sent).all()
+        assert arrived.flags.f_contiguous == sent.flags.f_contiguous
+        arrived[0] = -1
         assert (there_and_back(sent) == sent).all()
     fixed = np.ones(100_000)
     fixed.flags.writeable = False
@@ -127,8 +127,8 @@ def test_a_large_tensor_is_copied_neither_on_the_way_out_nor_on_the_way_in():
     fd, before = payload.create(), peak()
     payload.write(fd, large)
     written = peak()
-    found = payload.read(fd)
-    print(written - before, peak() - written, found[-1].item())
+    arrived = payload.read(fd)
+    print(written - before, peak() - written, arrived[-1].item())
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
     out, back, last = map(float, ended.stdout.split())

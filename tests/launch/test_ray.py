@@ -173,7 +173,7 @@ def test_a_node_removed_in_the_middle_of_training_leaves_no_trace_in_the_losses(
         while len(steps(tmp_path / "cut", 1)) < 8:
             time.sleep(0.05)
         above = (tmp_path / "cut.1.above").read_text().split()
-        (node,) = [one for one in rooms if str(one.all_processes["raylet"][0].process.pid) in above]
+        (node,) = [room for room in rooms if str(room.all_processes["raylet"][0].process.pid) in above]
         rooms.remove(node)
         cluster.remove_node(node, allow_graceful=False)
 
@@ -204,7 +204,7 @@ def test_a_node_that_ray_drains_is_left_without_a_restart_or_a_lost_step(cluster
 
     def node_of(attempt: int) -> Any:
         above = (tmp_path / f"cut.1.{attempt}.above").read_text().split()
-        (node,) = [one for one in rooms if str(one.all_processes["raylet"][0].process.pid) in above]
+        (node,) = [room for room in rooms if str(room.all_processes["raylet"][0].process.pid) in above]
         return node
 
     def drain_its_node():

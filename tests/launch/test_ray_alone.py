@@ -29,7 +29,7 @@ call = AgentCall("127.0.0.1", 1, b"")
 placement.start(range(1), call)
 while not placement.lost():  # its agent finds no driver
     time.sleep(0.1)
-(head,) = [one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server"]
+(head,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "gcs_server"]
 address = ray.get_runtime_context().gcs_address
 head.suspend()
 while any(psutil.Process(thread.id).status() != psutil.STATUS_STOPPED for thread in head.threads()):
@@ -66,7 +66,7 @@ def refused(address=None):
 
 RayPlacement()
 address = ray.get_runtime_context().gcs_address
-(head,) = [one for one in psutil.Process().children(recursive=True) if one.name() == "gcs_server"]
+(head,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "gcs_server"]
 head.suspend()
 while any(psutil.Process(thread.id).status() != psutil.STATUS_STOPPED for thread in head.threads()):
     time.sleep(0.01)  # on a busy machine its other threads still answer for a moment
@@ -96,7 +96,7 @@ def shares_our_network(process: psutil.Process) -> bool:
 @pytest.fixture(autouse=True)
 def no_other_ray() -> None:
     """Wait until no cluster of another test runs: Ray would find and use it."""
-    heads = [one for one in psutil.process_iter(["name"]) if one.info["name"] == "gcs_server"]
+    heads = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "gcs_server"]
     assert gone([head for head in heads if shares_our_network(head)])
 
 
@@ -113,7 +113,9 @@ def test_without_a_cluster_one_is_started_here_and_ends_with_the_program(program
         code, said = program(PROGRAM).end(within_s=120)
         assert code == 0, said
         assert sorted(said.splitlines()) == ["[rank 0] hello", "[rank 1] hello", "result 2"]
-        of_it = [one for one in psutil.process_iter(["cmdline"]) if place in " ".join(one.info["cmdline"] or [])]
+        of_it = [
+            process for process in psutil.process_iter(["cmdline"]) if place in " ".join(process.info["cmdline"] or [])
+        ]
         assert gone(of_it)
 
 

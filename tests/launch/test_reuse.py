@@ -260,12 +260,12 @@ def test_a_second_call_finds_the_process_as_the_first_one_did(tmp_path):
 
     def work():
         sys.path.insert(0, str(tmp_path))
-        found = look()
+        seen = look()
         meet(tmp_path)
         if attempt() == 0 and rank() == 1:
             end()
         if attempt() == 0:
-            (tmp_path / "first").write_text(repr(found))
+            (tmp_path / "first").write_text(repr(seen))
             os.environ["OF_THE_CALL"] = "set"
             os.chdir("/")
             sys.argv.append("more")
@@ -275,7 +275,7 @@ def test_a_second_call_finds_the_process_as_the_first_one_did(tmp_path):
             gc.disable()
             os.umask(0o77)
         dist.barrier()
-        return repr(found)
+        return repr(seen)
 
     assert launch(work, world_size=2, restarts=PATIENT) == (tmp_path / "first").read_text()
     assert len(set(pids(tmp_path, 0))) == 1

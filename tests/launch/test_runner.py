@@ -241,7 +241,7 @@ def test_losses_of_a_machine_have_a_budget_of_their_own(tmp_path):
 
     with pytest.raises(LaunchError, match=r"all ranks were lost.*\(max_host_restarts=1 is used up\)"):
         fp.Runner(np=-1, max_restarts=0, max_host_restarts=1).run(work)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["0", "1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_a_run_inside_a_run_is_refused():

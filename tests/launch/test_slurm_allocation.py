@@ -31,10 +31,10 @@ Path(__file__).with_name("rank-" + os.environ["RANK"]).write_text(" ".join(os.en
 
 
 def test_a_step_has_its_own_nodes_and_a_rank_for_each_gpu():
-    found = allocation(STEP, "footplate run train.py")
-    assert found == Allocation(12, 3, 1, nodes=2, node_rank=1, per_node=4, first_node="gpu07")
-    assert found.job_variables == {"FOOTPLATE_JOB_ID": "slurm-12.3", "FOOTPLATE_JOB_ATTEMPT": "1"}
-    assert allocation({**STEP, "SLURM_STEP_ID": "4"}, "").port != found.port  # pyright: ignore[reportOptionalMemberAccess]
+    step = allocation(STEP, "footplate run train.py")
+    assert step == Allocation(12, 3, 1, nodes=2, node_rank=1, per_node=4, first_node="gpu07")
+    assert step.job_variables == {"FOOTPLATE_JOB_ID": "slurm-12.3", "FOOTPLATE_JOB_ATTEMPT": "1"}
+    assert allocation({**STEP, "SLURM_STEP_ID": "4"}, "").port != step.port  # pyright: ignore[reportOptionalMemberAccess]
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_a_step_has_its_own_nodes_and_a_rank_for_each_gpu():
     ],
 )
 def test_without_gpus_there_is_a_process_for_each_task_or_for_its_cores(variables, processes):
-    found = allocation({**BATCH, **variables}, "")
-    assert found is not None
-    assert (found.nodes, found.node_rank, found.per_node) == (1, 0, processes)
+    granted = allocation({**BATCH, **variables}, "")
+    assert granted is not None
+    assert (granted.nodes, granted.node_rank, granted.per_node) == (1, 0, processes)
 
 
 def test_a_requeued_job_is_a_later_attempt_of_the_same_job():
-    found = allocation({**BATCH, "SLURM_RESTART_COUNT": "2"}, "")
-    assert found is not None
-    assert found.job_variables == {"FOOTPLATE_JOB_ID": "slurm-12", "FOOTPLATE_JOB_ATTEMPT": "3"}
+    granted = allocation({**BATCH, "SLURM_RESTART_COUNT": "2"}, "")
+    assert granted is not None
+    assert granted.job_variables == {"FOOTPLATE_JOB_ID": "slurm-12", "FOOTPLATE_JOB_ATTEMPT": "3"}
 
 
 def test_outside_of_an_allocation_and_in_a_job_of_ours_nothing_changes():

@@ -51,7 +51,7 @@ def no_jobs() -> Iterator[None]:
 
 def executors() -> list[psutil.Process]:
     """The executors of the session, as processes."""
-    return [one for one in psutil.Process().children(recursive=True) if is_executor(one)]
+    return [process for process in psutil.Process().children(recursive=True) if is_executor(process)]
 
 
 def is_executor(process: psutil.Process) -> bool:
@@ -88,7 +88,7 @@ class Home:
         for _ in range(count):
             self._connections.append(self._listening.accept()[0])
             heard.append(json.loads(self._connections[-1].makefile().readline()))
-        return sorted(heard, key=lambda one: one["index"])
+        return sorted(heard, key=lambda report: report["index"])
 
     def rings_within(self, seconds: float) -> bool:
         """Return True if another stand-in connects."""
@@ -130,7 +130,7 @@ def until(condition: Callable[[], Any], within_s: float = 60) -> Any:
 def test_every_place_gets_its_call_at_the_same_time(placement, home):
     assert placement.slots() == 2
     placement.start(range(2), home.call())
-    assert [one["index"] for one in home.hear(2)] == [0, 1]
+    assert [report["index"] for report in home.hear(2)] == [0, 1]
     assert placement.lost() == []
 
 
@@ -146,7 +146,7 @@ def test_agents_that_end_by_themselves_leave_nothing_to_cancel(placement, home):
 
 def test_agents_that_do_not_end_are_gone_after_close(placement, home):
     placement.start(range(2), home.call())
-    frozen, other = (psutil.Process(one["pid"]) for one in home.hear(2))
+    frozen, other = (psutil.Process(report["pid"]) for report in home.hear(2))
     frozen.suspend()
     placement.close()
     assert not frozen.is_running()
@@ -163,7 +163,7 @@ def test_a_killed_python_worker_loses_all_places(placement, home):
     placement.start(range(2), home.call())
     os.kill(home.hear(2)[1]["pid"], signal.SIGKILL)
     lost = until(placement.lost)
-    assert [one.index for one in lost] == [0, 1]
+    assert [failure.index for failure in lost] == [0, 1]
     assert "Python worker exited unexpectedly" in lost[1].text
     assert placement.lost() == []
     assert not home.rings_within(1.0), "Spark has run the stage again by itself"
@@ -179,7 +179,7 @@ def test_a_killed_executor_is_replaced_before_the_next_start(placement, home):
     assert "ExecutorLostFailure" in until(placement.lost)[0].text
     home.hang_up()
     placement.start(range(2), home.call())
-    assert [one["index"] for one in home.hear(2)] == [0, 1]
+    assert [report["index"] for report in home.hear(2)] == [0, 1]
 
 
 def test_a_stage_waits_for_the_other_jobs_of_the_session_and_says_so(
@@ -199,7 +199,7 @@ def test_a_stage_waits_for_the_other_jobs_of_the_session_and_says_so(
     placement.start(range(2), home.call())
     until(lambda: placement.lost() or "busy with other jobs of this session" in caplog.text)
     enough.touch()
-    assert [one["index"] for one in home.hear(2)] == [0, 1]
+    assert [report["index"] for report in home.hear(2)] == [0, 1]
     busy.join()
     assert placement.lost() == []
 
@@ -217,7 +217,7 @@ def test_a_workers_gpus_are_those_that_spark_has_given_to_its_task(session, home
     placement = SparkPlacement(num_gpus=1)
     assert placement.slots() == 2
     placement.start(range(2), home.call())
-    assert [one["cuda"] for one in home.hear(2)] == ["5", "5"]
+    assert [report["cuda"] for report in home.hear(2)] == ["5", "5"]
     placement.close()
 
 
@@ -383,9 +383,9 @@ with two_executors():
     launch(work, world_size=2, backend=named("spark"), preload=())
 """)
     running.read_until("rank 0 works", "rank 1 works")
-    family = [one for one in running.family() if runs(one)]  # a process of Java's start is a zombie
+    family = [process for process in running.family() if runs(process)]  # a process of Java's start is a zombie
     assert (
-        sum("footplate.launch.fork_server" in " ".join(one.cmdline()) for one in family) >= 3
+        sum("footplate.launch.fork_server" in " ".join(process.cmdline()) for process in family) >= 3
     )  # a fork server, two workers
     running.process.kill()
     assert gone(family)
@@ -423,5 +423,5 @@ def test_threads_of_a_local_master_are_places_too(home):
         placement = SparkPlacement()
         assert placement.slots() == 2
         placement.start(range(2), home.call())
-        assert [one["index"] for one in home.hear(2)] == [0, 1]
+        assert [report["index"] for report in home.hear(2)] == [0, 1]
         placement.close()

@@ -68,7 +68,7 @@ class Ranks:
     def results(self, timeout_s: float = 120.0) -> list[Any]:
         """Return values of the ranks."""
         end = time.monotonic() + timeout_s
-        found = []
+        values = []
         for rank, (receiving, _) in enumerate(self._pipes):
             assert receiving.poll(max(0.0, end - time.monotonic())), f"rank {rank} gave nothing in {timeout_s} s"
             try:
@@ -76,8 +76,8 @@ class Ranks:
             except EOFError:
                 ok, value = False, f"ended without a result; exit statuses of all ranks: {self.exit_codes(5.0)}"
             assert ok, f"rank {rank}:\n{value}"
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
 
 def start(function: Callable[..., Any], world: int, *args: Any, **environ: str) -> Ranks:

@@ -108,8 +108,10 @@ def evaluate(case: Case, engine: str, stage: str, directory: Path) -> tuple[Reco
     module = watched(case.module(), record)
     trainer = trainer_of(engine, record, directory, max_epochs=1, **case.trainer)
     with quiet():
-        found = getattr(trainer, stage)(module, case.loaders()[1], **({} if stage == "predict" else {"verbose": False}))
-    return record, found
+        results = getattr(trainer, stage)(
+            module, case.loaders()[1], **({} if stage == "predict" else {"verbose": False})
+        )
+    return record, results
 
 
 def trainer_of(engine: str, record: Record, directory: Path, **arguments: Any) -> Any:

@@ -235,4 +235,4 @@ def filled(text: str) -> str:
 def with_table(text: str, name: str, table: str) -> str:
     """A document with a new table between `<!-- table: NAME -->` and `<!-- end -->`."""
     pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    return pattern.sub(lambda found: f"{found.group(1)}{table}\n\n{found.group(2)}", text)
+    return pattern.sub(lambda match: f"{match.group(1)}{table}\n\n{match.group(2)}", text)

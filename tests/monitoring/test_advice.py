@@ -50,10 +50,10 @@ def at_once(monkeypatch: Any) -> None:
     monkeypatch.setattr(monitor, "WINDOW_S", 0.1)
 
 
-def advice_of(found: monitor.Monitor, rule: str) -> str:
+def advice_of(observed: monitor.Monitor, rule: str) -> str:
     """The advice of a rule. Without it, the message shows what was measured."""
-    texts = {advice.rule: str(advice) for advice in found.advice}
-    assert rule in texts, (texts, found.evidence)
+    texts = {advice.rule: str(advice) for advice in observed.advice}
+    assert rule in texts, (texts, observed.evidence)
     return texts[rule]
 
 
@@ -175,18 +175,18 @@ def test_a_pause_that_is_in_one_examined_step_only_is_another_programs_doing(adv
             return x.square().mean()
 
     module = Once(2)
-    found = advised(module, batches(16))
+    observed = advised(module, batches(16))
     assert module.pauses == 1
-    assert found.evidence is not None
-    assert "python" not in {advice.rule for advice in found.advice}
+    assert observed.evidence is not None
+    assert "python" not in {advice.rule for advice in observed.advice}
 
 
 def test_a_pause_of_the_only_examined_step_is_no_advice(advised, monkeypatch):
     monkeypatch.setattr(step_looks, "EXAMINED_LOOKS", (2,))
-    found = advised(Sorts(2), batches(16))
-    assert found.evidence is not None
-    assert found.evidence.operations > 0
-    assert "python" not in {advice.rule for advice in found.advice}
+    observed = advised(Sorts(2), batches(16))
+    assert observed.evidence is not None
+    assert observed.evidence.operations > 0
+    assert "python" not in {advice.rule for advice in observed.advice}
 
 
 class Reads(Deep):
@@ -198,11 +198,11 @@ class Reads(Deep):
 
 
 def test_item_in_training_step_is_named_by_its_line_on_devices_that_it_stops(advised):
-    found = advised(Reads(2), batches(16))
-    assert found.evidence is not None
-    assert "reads" not in {advice.rule for advice in found.advice}
-    (line,) = found.evidence.reads
-    (advice,) = [advice for advice in advise(replace(found.evidence, device="cuda")) if advice.rule == "reads"]
+    observed = advised(Reads(2), batches(16))
+    assert observed.evidence is not None
+    assert "reads" not in {advice.rule for advice in observed.advice}
+    (line,) = observed.evidence.reads
+    (advice,) = [advice for advice in advise(replace(observed.evidence, device="cuda")) if advice.rule == "reads"]
     assert line.startswith(f"{__file__}:")
     assert str(advice).startswith(
         f"{HERE}:{line.rpartition(':')[2]} reads a value from the device 2 times in each step"
@@ -246,15 +246,15 @@ def test_a_callback_that_takes_long(advised):
 
 def test_float32_where_bfloat16_is_faster(advised):
     module = Deep(2, 512)
-    found = advised(module, [(torch.randn(256, 512),)] * 20)
-    assert found.evidence is not None
-    assert found.evidence.flops
+    observed = advised(module, [(torch.randn(256, 512),)] * 20)
+    assert observed.evidence is not None
+    assert observed.evidence.flops
     gain = cpu_rates.flops_per_s(torch.bfloat16) / cpu_rates.flops_per_s(torch.float32)
-    products = found.evidence.mfu or 0.0
+    products = observed.evidence.mfu or 0.0
     if 1 / (1 - products + products / gain) >= 1.15:
-        assert 'Set precision="bf16-mixed"' in advice_of(found, "precision")
+        assert 'Set precision="bf16-mixed"' in advice_of(observed, "precision")
     else:
-        assert "precision" not in {advice.rule for advice in found.advice}
+        assert "precision" not in {advice.rule for advice in observed.advice}
 
 
 # Long enough for a machine on which other programs run.

@@ -107,27 +107,27 @@ class Closure(Classifier):
     ids=["plain", "accumulated", "bf16", "by hand", "closure"],
 )
 def test_looking_at_every_step_changes_no_bit_of_the_training(make_trainer, module, settings, tmp_path):
-    found = []
+    results = []
     for name, enabled in (("on", True), ("off", False)):
         torch.manual_seed(0)
         trainer = make_trainer(enable_monitor=enabled, default_root_dir=tmp_path / name, logger=fp.CSV(), **settings)
         model = module()
         trainer.fit(model, loader())
-        found.append((model.state_dict(), (tmp_path / name / "metrics.csv").read_text()))
-    (with_monitor, metrics), (without, others) = found
+        results.append((model.state_dict(), (tmp_path / name / "metrics.csv").read_text()))
+    (with_monitor, metrics), (without, others) = results
     assert all(torch.equal(value, without[name]) for name, value in with_monitor.items())
     assert metrics == others
 
 
 def test_nothing_stays_on_the_step_that_was_looked_at(make_trainer):
-    found = []
+    states = []
 
     class Between(fp.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            found.append((trainer.step.bare, set(PHASES) & set(trainer.step.__dict__), _len_torch_dispatch_stack()))
+            states.append((trainer.step.bare, set(PHASES) & set(trainer.step.__dict__), _len_torch_dispatch_stack()))
 
     make_trainer(max_epochs=1, callbacks=[Between()]).fit(Classifier(), loader())
-    assert found == [(True, set(), 0)] * 12
+    assert states == [(True, set(), 0)] * 12
 
 
 def test_a_step_that_raises_is_restored_and_the_error_is_the_users(make_trainer):

@@ -18,8 +18,8 @@ def evidence(**changes):
     return dataclasses.replace(FAST, **changes)
 
 
-def only(found):
-    (advice,) = advise(found)
+def only(measured):
+    (advice,) = advise(measured)
     return advice
 
 
@@ -68,16 +68,16 @@ def test_a_dataloader_without_workers_gains_at_most_the_wait(share, cores):
 
 
 def test_reads_of_values_cost_time_on_a_device_only():
-    found = evidence(reads={"/home/me/model.py:31": 3, "/home/me/model.py:40": 1})
-    assert advise(found) == []
-    assert str(only(dataclasses.replace(found, device="cuda"))).startswith(
+    measured = evidence(reads={"/home/me/model.py:31": 3, "/home/me/model.py:40": 1})
+    assert advise(measured) == []
+    assert str(only(dataclasses.replace(measured, device="cuda"))).startswith(
         "model.py:31 reads a value from the device 3 times"
     )
 
 
 def test_forms_of_batches_are_named():
-    found = evidence(compilations=tuple(Compilation("training_step", f"({n}, 8)", 2.0) for n in range(4)))
-    advice = only(found)
+    measured = evidence(compilations=tuple(Compilation("training_step", f"({n}, 8)", 2.0) for n in range(4)))
+    advice = only(measured)
     assert "training_step was compiled 4 times, 8.0 s in total: for (0, 8); (1, 8); (2, 8)" in str(advice)
     assert advice.gain == pytest.approx(5.0)
 
@@ -97,18 +97,18 @@ def test_a_gpu_that_waits_for_the_host_gets_a_larger_batch():
     ],
 )
 def test_python_in_a_step_is_named_by_the_lines_around_it(lines, where):
-    found = evidence(pauses={lines: 0.5, ("", "/home/me/other.py:1"): 0.1})
-    assert str(only(found)) == (
+    measured = evidence(pauses={lines: 0.5, ("", "/home/me/other.py:1"): 0.1})
+    assert str(only(measured)) == (
         f"50% of a step is Python code {where} that runs no operation of torch: NumPy, a loop over rows, a file. Do "
         "it in the loader, whose workers run beside the step, or write it with torch. Up to 2.0×."
     )
-    assert only(dataclasses.replace(found, device="cuda")).gain is None
-    assert advise(dataclasses.replace(found, pauses={lines: 0.1})) == []
+    assert only(dataclasses.replace(measured, device="cuda")).gain is None
+    assert advise(dataclasses.replace(measured, pauses={lines: 0.1})) == []
 
 
 def test_devices_that_wait_for_the_next_program_get_more_steps_in_a_call():
-    found = evidence(device="xla", seconds={"step": 7.0, "dispatch": 3.0})
-    assert str(only(found)) == (
+    measured = evidence(device="xla", seconds={"step": 7.0, "dispatch": 3.0})
+    assert str(only(measured)) == (
         "30% of the time the devices wait for the host to start the next program: a step is too short for it. Set "
         "iterations_per_loop=10, or a larger one, or raise batch_size. Up to 1.4×."
     )
@@ -119,19 +119,19 @@ def test_devices_that_wait_for_the_next_program_get_more_steps_in_a_call():
 def test_a_rank_is_slow_if_it_needs_longer_than_the_usual_one(own_s):
     slowest = max(own_s, key=lambda rank: own_s[rank])
     usual = sorted(seconds for rank, seconds in own_s.items() if rank != slowest)
-    found = advise(evidence(own_s=own_s))
+    advice = advise(evidence(own_s=own_s))
     if own_s[slowest] < 1.2 * usual[0]:
-        assert found == []
+        assert advice == []
     elif own_s[slowest] >= 1.2 * usual[-1]:
-        assert str(found[0]).startswith(f"Rank {slowest} needs ")
+        assert str(advice[0]).startswith(f"Rank {slowest} needs ")
 
 
 def test_bfloat16_gains_no_more_than_the_products_can():
     # Products are 40% of ten seconds at the peak, and four times as fast in bfloat16.
-    found = evidence(flops=4e9, peak_flops_per_s=1e12, bfloat16_flops_per_s=4e12)
-    assert only(found).gain == pytest.approx(1 / (0.6 + 0.1))
-    assert advise(dataclasses.replace(found, precision="bf16-mixed")) == []
-    assert advise(dataclasses.replace(found, bfloat16_flops_per_s=1.1e12)) == []
+    measured = evidence(flops=4e9, peak_flops_per_s=1e12, bfloat16_flops_per_s=4e12)
+    assert only(measured).gain == pytest.approx(1 / (0.6 + 0.1))
+    assert advise(dataclasses.replace(measured, precision="bf16-mixed")) == []
+    assert advise(dataclasses.replace(measured, bfloat16_flops_per_s=1.1e12)) == []
 
 
 @given(
@@ -144,17 +144,17 @@ def test_bfloat16_gains_no_more_than_the_products_can():
     st.integers(0, 100),
 )
 def test_any_evidence_gives_at_most_five_pieces_of_advice_and_gains_above_one(seconds, batches, operations, saves):
-    found = evidence(
+    measured = evidence(
         seconds=seconds, batches=batches, operations=operations, operation_s=5e-6, least_step_s=1e-3, saves=saves,
         log_every_n_steps=1,
         hooks=("Slow",), pauses={("a.py:1", ""): 0.3}, by_line={"a.py:1": operations}, visits={"a.py:1": operations},
         loader=LoaderFacts("torch", cores=2),
     )  # fmt: skip
-    advice = advise(found)
+    advice = advise(measured)
     assert len(advice) <= MOST
     assert all(item.gain is None or item.gain >= 1.0 for item in advice)
     assert [item.gain or 0.0 for item in advice] == sorted((item.gain or 0.0 for item in advice), reverse=True)
-    assert summarise(found, advice)
+    assert summarise(measured, advice)
 
 
 def test_every_rule_has_a_docstring_and_a_name_of_its_own():
@@ -162,10 +162,10 @@ def test_every_rule_has_a_docstring_and_a_name_of_its_own():
 
 
 def test_the_summary_shows_the_largest_parts_first():
-    found = evidence(
+    measured = evidence(
         seconds={"input": 6.1, "backward": 3.0, "step": 0.9, "logging": 0.001}, samples=32_000, memory_bytes=2**31
     )
-    assert summarise(found, advise(found))[:2] == [
+    assert summarise(measured, advise(measured))[:2] == [
         "Time of 1,000 batches, 10.0 s: input 61%, backward 30%, rest of the step 9%.",
         "3,200 samples/s, 2.15 GB of memory.",
     ]

@@ -49,9 +49,9 @@ def test_a_program_of_four_devices_says_what_they_exchange():
     process = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120
     )
-    found = {one.kind: one for one in collectives(process.stdout)}
-    assert found["all-gather"] == Collective("all-gather", 1, 8 * 16 * 4)
-    assert found["all-reduce"].nbytes in (2 * 16 * 4 + 4 * 2, 2 * 16 * 4 + 4 * 4)  # XLA may sum bfloat16 as float32
+    by_kind = {collective.kind: collective for collective in collectives(process.stdout)}
+    assert by_kind["all-gather"] == Collective("all-gather", 1, 8 * 16 * 4)
+    assert by_kind["all-reduce"].nbytes in (2 * 16 * 4 + 4 * 2, 2 * 16 * 4 + 4 * 4)  # XLA may sum bfloat16 as float32
 
 
 def test_a_ring_sends_nearly_twice_what_it_averages():
@@ -61,7 +61,7 @@ def test_a_ring_sends_nearly_twice_what_it_averages():
 
 def fusion(*operations: str, kind: str = "__ynn_fusion") -> str:
     """A program with one fusion of these operations."""
-    inside = "\n".join(f"  {one}" for one in operations)
+    inside = "\n".join(f"  {operation}" for operation in operations)
     call = f'ROOT %f = f32[8,4]{{1,0}} fusion(%x), kind=kCustom, calls=%inside, backend_config={{"kind":"{kind}"}}'
     return (
         f"%inside (p: f32[8,2]) -> f32[8,4] {{\n{inside}\n}}\n\nENTRY %main (x: f32[8,2]) -> f32[8,4] {{\n  {call}\n}}"
@@ -94,5 +94,5 @@ def test_within_a_librarys_fusion_one_value_lies_where_the_result_will(operation
 
 def test_a_convolution_takes_as_much_as_its_result_and_the_largest_counts():
     results = ("f32[2,3,3,2]{3,2,1,0}", "bf16[2,3,3,5]{3,2,1,0}")
-    lines = [f"  %c{i} = {one} convolution(%e, %f), window={{size=3x3}}" for i, one in enumerate(results)]
+    lines = [f"  %c{i} = {result} convolution(%e, %f), window={{size=3x3}}" for i, result in enumerate(results)]
     assert library_bytes("\n".join(["ENTRY %main (e: f32[2]) -> f32[2] {", *lines, "}"])) == 2 * 3 * 3 * 5 * 2

@@ -34,7 +34,7 @@ def test_a_configuration_is_planned_by_command_with_the_best_batch(tmp_path, cap
     assert plan["assumed"] == ["texts of 64 tokens, the model's loss of the next token, AdamW."]
     assert choice["layout"].startswith("fsdp 8")
     assert choice["strategy"].startswith("fp.FSDPStrategy(") or choice["strategy"] == '"fsdp"'
-    assert {one["kind"] for one in choice["collectives"]} == {"all-gather", "reduce-scatter"}
+    assert {collective["kind"] for collective in choice["collectives"]} == {"all-gather", "reduce-scatter"}
     assert any(reason.startswith("fsdp 8") and "ms a step" in reason for reason in choice["rejected"])
 
 

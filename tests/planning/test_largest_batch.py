@@ -38,6 +38,6 @@ def test_nothing_fits():
 @patient
 @given(st.integers(1, 1000), st.floats(0, 1e9), st.floats(1, 1e9), st.floats(1, 1e12))
 def test_a_guess_is_the_largest_rung_by_proportion(size, fixed, growing, limit):
-    found = guess(size, fixed, growing, limit)
+    guessed = guess(size, fixed, growing, limit)
     fitting = [rung for rung in ladder(2**20) if fixed + growing * rung / size <= limit]
-    assert found == (max(fitting) if fitting else None)
+    assert guessed == (max(fitting) if fitting else None)

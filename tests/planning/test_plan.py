@@ -94,7 +94,7 @@ def test_the_copy_that_is_measured_shares_the_weights_that_the_module_shares():
     about = Subject("it", Tied(), batch(), 32, "bf16-mixed")
     copied = empty_copy(prepared(about), "cpu")
     assert copied.other.weight is copied.first.weight
-    assert {one.device.type for one in copied.parameters()} == {"cpu"}
+    assert {parameter.device.type for parameter in copied.parameters()} == {"cpu"}
 
 
 def test_the_module_is_set_up_in_the_trainers_order():
@@ -115,7 +115,7 @@ def test_what_a_step_in_bfloat16_makes_is_of_that_type_as_in_the_trainer():
 
     step = captured(Subject("it", Making(), batch(), 32, "bf16-true"), 32, averages=False)
     made = [node.meta["val"] for node in step.graph.graph.nodes if node.op == "call_function"]
-    assert {one.dtype for one in made if getattr(one, "shape", None) == (3, 5)} == {torch.bfloat16}
+    assert {value.dtype for value in made if getattr(value, "shape", None) == (3, 5)} == {torch.bfloat16}
 
 
 def test_bfloat16_halves_the_state():
@@ -217,7 +217,7 @@ def test_the_command_writes_the_plan_as_json(tmp_path, capsys):
     assert main(["plan", "demo", "--on", "H100,T4", "--output", str(file), "--format", "json"]) == 0
     document = json.loads(file.read_text())
     assert json.loads(capsys.readouterr().out) == document
-    assert [one["on"] for one in document["choices"]] == ["H100", "T4"]
+    assert [choice["on"] for choice in document["choices"]] == ["H100", "T4"]
     assert document["dataset_rows"] == 12_000
     assert document["choices"][0]["usd"] is None
     assert document["choices"][1]["sources"][0].startswith("https://")
@@ -391,7 +391,7 @@ def test_a_slice_is_planned_by_the_tpus_compiler_once_and_one_at_a_time(caplog):
     assert choice.counted_by == "the TPU's compiler"
     assert choice.memory.arguments >= WEIGHTS
     assert choice.flops > 0
-    assert [one.kind for one in choice.collectives] == ["all-reduce"]
+    assert [collective.kind for collective in choice.collectives] == ["all-reduce"]
     assert choice.collectives[0].nbytes >= WEIGHTS
     assert "Compiling for v5e-8" in caplog.text
 
@@ -406,5 +406,5 @@ def test_a_slice_is_planned_by_the_tpus_compiler_once_and_one_at_a_time(caplog):
     step = serialize(captured(Subject("it", module, example, 64), 16, averages=True))
     with ThreadPoolExecutor(2) as both:
         programs = list(both.map(lambda on: program_client.compiled_program(step, target_of(on)), ("v6e-4", "v4-8")))
-    assert [one.devices for one in programs] == [4, 4]
+    assert [program.devices for program in programs] == [4, 4]
     assert "waiting for it" in caplog.text

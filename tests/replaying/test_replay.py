@@ -23,13 +23,13 @@ def loader(batch_size: int = 12) -> fp.Loader:
     return fp.Loader(TABLE, batch_size, shuffle=True, seed=4)
 
 
-def check(found: Any, module: Seeing) -> None:
+def check(replayed: Any, module: Seeing) -> None:
     """Compare a replayed step with what the module saw in the run."""
-    step = found.step
-    assert [batch["id"].tolist() for batch in found.batches[0]] == module.ids[step]
-    assert all(map(torch.equal, found.losses[0], module.losses[step]))
-    assert found.gradients.keys() == module.gradients[step].keys()
-    assert all(torch.equal(found.gradients[name], value) for name, value in module.gradients[step].items())
+    step = replayed.step
+    assert [batch["id"].tolist() for batch in replayed.batches[0]] == module.ids[step]
+    assert all(map(torch.equal, replayed.losses[0], module.losses[step]))
+    assert replayed.gradients.keys() == module.gradients[step].keys()
+    assert all(torch.equal(replayed.gradients[name], value) for name, value in module.gradients[step].items())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -125,8 +125,8 @@ def test_manual_optimisation_gives_the_gradients_of_one_optimizer(tmp_path):
 
         def on_before_optimizer_step(self, optimizer):
             parts = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            named = [(name, one) for name, one in self.named_parameters() if id(one) in parts]
-            self.gradients[self.trainer.global_step + 1] = {name: one.grad.clone() for name, one in named}
+            named = [(name, parameter) for name, parameter in self.named_parameters() if id(parameter) in parts]
+            self.gradients[self.trainer.global_step + 1] = {name: parameter.grad.clone() for name, parameter in named}
 
         def configure_optimizers(self):
             return [torch.optim.SGD(net.parameters(), lr=0.1) for net in (self.net, self.other)]
@@ -160,7 +160,7 @@ def test_two_ranks(tmp_path):
     replayed = fp.replay(run, 7, trainer(run, devices=2, max_epochs=1), seeing(), loader(8))
     for rank in range(2):
         noted = [json.loads(line) for line in (seen / f"rank-{rank}").read_text().splitlines()]
-        (expected,) = [one for one in noted if one["step"] == 7]
+        (expected,) = [record for record in noted if record["step"] == 7]
         assert replayed.batches[rank][0]["id"].tolist() == expected["ids"]
         assert replayed.losses[rank][0].item().hex() == expected["loss"]
 
@@ -203,8 +203,8 @@ def test_a_checkpoint_in_the_middle_of_a_step_is_used_only_if_there_is_no_other(
     inside = next(path for path in (tmp_path / "checkpoints").iterdir() if "step=3" in path.name)
     part = fp.replay(inside, 4, trainer(tmp_path, **settings), seeing(), loader())
     assert (part.batch_indices, part.begins_inside, part.first_step) == ([10, 11], True, 3)
-    for one in (replayed, part):
-        assert all(torch.equal(one.gradients[name], value) for name, value in module.gradients[4].items())
+    for rerun in (replayed, part):
+        assert all(torch.equal(rerun.gradients[name], value) for name, value in module.gradients[4].items())
 
 
 def test_mistakes_are_one_clear_error(tmp_path):

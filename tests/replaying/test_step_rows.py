@@ -41,7 +41,7 @@ def check(run: Path, module: Seeing) -> None:
     """Compare the named rows of every step with those that the module has seen."""
     assert module.ids
     for step, batches in module.ids.items():
-        assert ids_named(run, step) == {0: [one for batch in batches for one in batch]}
+        assert ids_named(run, step) == {0: [row_id for batch in batches for row_id in batch]}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -84,7 +84,7 @@ def test_every_rank_has_its_rows_and_fewer_ranks_continue(tmp_path, delta):
             noted = json.loads(line)
             expected[noted["step"]][rank] += noted["ids"]
     for step, batches in alone.ids.items():
-        expected[step][0] += [one for batch in batches for one in batch]
+        expected[step][0] += [row_id for batch in batches for row_id in batch]
     assert max(expected) == 14
     for step, of_ranks in expected.items():
         assert ids_named(run, step) == dict(of_ranks)
@@ -143,9 +143,9 @@ def test_a_table_in_memory_is_passed(tmp_path):
         fp.rows(tmp_path, 1)
     with pytest.raises(fp.DataError, match="other rows"):
         fp.rows(tmp_path, 1, fp.Table(columns(0, 10)))
-    found = fp.rows(tmp_path, 12, fp.Table(columns(0, ROWS)))
-    assert [row.row_in_file for row in found.rows] == module.ids[12][0]
-    assert (found.epoch, found.batches, found.ranks, found.planned) == (1, [1], 1, False)
+    step_rows = fp.rows(tmp_path, 12, fp.Table(columns(0, ROWS)))
+    assert [row.row_in_file for row in step_rows.rows] == module.ids[12][0]
+    assert (step_rows.epoch, step_rows.batches, step_rows.ranks, step_rows.planned) == (1, [1], 1, False)
 
 
 @pytest.mark.parametrize("mode", ["min_size", "max_size_cycle", "max_size", "sequential"])
@@ -210,11 +210,11 @@ def test_what_cannot_be_known_is_one_clear_error(tmp_path, delta):
 def test_a_step_after_the_newest_checkpoint_is_planned(tmp_path, delta):
     loader = fp.Loader(fp.Table(delta), 16, shuffle=True)
     trainer(tmp_path / "run", max_steps=7).fit(seeing(), loader)
-    found = ids_named(tmp_path / "run", 25)
+    ids = ids_named(tmp_path / "run", 25)
     assert fp.rows(tmp_path / "run", 25).planned
     module = seeing()
     trainer(tmp_path / "run").fit(module, loader, ckpt_path="last")
-    assert found == {0: module.ids[25][0]}
+    assert ids == {0: module.ids[25][0]}
 
 
 def test_a_filter_with_every_kind_of_value_is_kept(tmp_path):

@@ -51,7 +51,7 @@ def test_equal_states_are_the_same_at_every_moment_of_a_save(tmp_path):
     began.fit(*rest)
     whole = fp.verify(tmp_path, 0, None, *program())
     assert (whole.checkpoint, whole.first_step, whole.difference, whole.steps) == (None, 0, None, None)
-    names = [Path(one.path).name for one in whole.compared]
+    names = [Path(compared.path).name for compared in whole.compared]
     assert len(names) == len(list((tmp_path / "checkpoints").glob("*=*.ckpt"))) > 12
     assert {name.partition("-")[0] for name in names} == {
         "epoch",
@@ -64,7 +64,7 @@ def test_equal_states_are_the_same_at_every_moment_of_a_save(tmp_path):
 
     part = fp.verify(tmp_path, 8, 12, *program())
     assert part.first_step == 8
-    assert {one.step for one in part.compared} == set(range(9, 13))
+    assert {compared.step for compared in part.compared} == set(range(9, 13))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -83,7 +83,7 @@ def test_a_flipped_bit_is_located(tmp_path, seed):
     first, last = verdict.steps
     assert first <= step + 1 <= last == verdict.difference.step
     assert last - first < 5
-    assert any(name in one for one in verdict.difference.differing)
+    assert any(name in line for line in verdict.difference.differing)
     assert len(verdict.compared) + len(verdict.skipped) == len(list((tmp_path / "checkpoints").glob("epoch*.ckpt")))
 
 
@@ -128,7 +128,7 @@ def test_two_ranks_compare_their_parts(tmp_path, strategy):
     verdict = fp.verify(tmp_path, 5, None, *program())
     assert verdict.steps == (6, 8)
     assert verdict.difference is not None
-    assert {one.partition(" of ")[0] for one in verdict.difference.differing} >= {"state_dict.net.weight"}
+    assert {line.partition(" of ")[0] for line in verdict.difference.differing} >= {"state_dict.net.weight"}
     if strategy == "fsdp":
         replayed = fp.replay(tmp_path, 7, *program())
         assert {name: tuple(value.shape) for name, value in replayed.gradients.items()} == {
@@ -140,7 +140,7 @@ def test_two_ranks_compare_their_parts(tmp_path, strategy):
 def test_the_hash_counts_only_what_training_continues_with(tmp_path):
     trainer(tmp_path / "a", max_steps=7).fit(seeing(), loader())
     trainer(tmp_path / "b", max_steps=7, save_every=7, logger=False).fit(seeing(), loader())
-    a, b = ((tmp_path / one / "checkpoints" / "epoch=0-step=7.ckpt") for one in "ab")
+    a, b = ((tmp_path / run / "checkpoints" / "epoch=0-step=7.ckpt") for run in "ab")
     assert checkpoint.read_meta(a)["state_hash"] == checkpoint.read_meta(b)["state_hash"]
     assert checkpoint.read_meta(a)["files"] != checkpoint.read_meta(b)["files"]
 

@@ -68,8 +68,8 @@ def test_statistics_of_a_large_table_are_of_row_groups_at_equal_distances(tmp_pa
     ],
 )
 def test_statistics_of_a_column(values, kind, expected):
-    found = column(values, kind)
-    assert {name: getattr(found, name) for name in expected} == expected
+    statistics = column(values, kind)
+    assert {name: getattr(statistics, name) for name in expected} == expected
 
 
 def test_statistics_of_dates_decimals_and_dictionaries():
@@ -164,8 +164,8 @@ def test_pictures_come_from_the_rows_of_the_table(saved, tmp_path):
     result = interpret(read)
     assert isinstance(result, Classes)
     pq.write_table(samples(), tmp_path / "t.parquet", row_group_size=7)
-    found = pictures_of(result.worst, read, fp.Table(tmp_path / "t.parquet"))
-    assert found == {sample.index: picture(sample.row) for sample in result.worst}
+    pictures = pictures_of(result.worst, read, fp.Table(tmp_path / "t.parquet"))
+    assert pictures == {sample.index: picture(sample.row) for sample in result.worst}
 
 
 def test_pictures_among_the_predictions_are_preferred(saved):

@@ -36,7 +36,9 @@ class Recorder(fp.Module):
     def configure_optimizers(self):
         groups = [{"params": [self.layer.weight]}, {"params": [self.layer.bias], "lr": self.lr / 2}]
         optimizer = SGD(groups, lr=self.lr)
-        optimizer.register_step_post_hook(lambda one, *_: self.used.append([group["lr"] for group in one.param_groups]))
+        optimizer.register_step_post_hook(
+            lambda stepped, *_: self.used.append([group["lr"] for group in stepped.param_groups])
+        )
         if self.schedule is None:
             return optimizer
         scheduler = self.schedule(optimizer)
@@ -45,16 +47,22 @@ class Recorder(fp.Module):
 
 SCHEDULES = {
     "none": None,
-    "lambda": lambda one: lr_scheduler.LambdaLR(one, lambda step: 1 / (1 + step)),
-    "step": lambda one: lr_scheduler.StepLR(one, 3, 0.5),
-    "cosine": lambda one: lr_scheduler.CosineAnnealingLR(one, 16),
-    "cyclic": lambda one: lr_scheduler.CyclicLR(one, [0.01, 0.01], [0.1, 0.1], step_size_up=4, cycle_momentum=False),
-    "one cycle": lambda one: lr_scheduler.OneCycleLR(one, [0.1, 0.05], total_steps=17, cycle_momentum=False),
-    "sequence": lambda one: lr_scheduler.SequentialLR(
-        one, [lr_scheduler.LinearLR(one, 0.1, total_iters=4), lr_scheduler.ExponentialLR(one, 0.9)], [4]
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 3, 0.5),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 16),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(
+        optimizer, [0.01, 0.01], [0.1, 0.1], step_size_up=4, cycle_momentum=False
     ),
-    "chain": lambda one: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(one, 0.5, 4), lr_scheduler.ExponentialLR(one, 0.9)]
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(
+        optimizer, [0.1, 0.05], total_steps=17, cycle_momentum=False
+    ),
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        [4],
+    ),
+    "chain": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 4), lr_scheduler.ExponentialLR(optimizer, 0.9)]
     ),
 }  # fmt: skip
 
@@ -100,8 +108,8 @@ def test_the_warm_up_leaves_no_trace_in_the_schedule(make_trainer, schedule):
 
 
 def test_groups_keep_their_ratio_to_a_given_base(make_trainer):
-    found = used(make_trainer, Rate(2.0, base=0.3))
-    torch.testing.assert_close(found, torch.tensor([[0.6, 0.3]] * 16, dtype=torch.float64))
+    rates = used(make_trainer, Rate(2.0, base=0.3))
+    torch.testing.assert_close(rates, torch.tensor([[0.6, 0.3]] * 16, dtype=torch.float64))
 
 
 def test_outside_a_study_a_rate_is_what_it_is():

@@ -36,8 +36,8 @@ def trained(times: dict[int, float], samples: int | None = 1000) -> tuple[Size, 
 
 @given(st.lists(seconds, min_size=1, max_size=9))
 def test_quartiles_enclose_the_median_and_lie_among_the_values(values):
-    found = spread(values)
-    assert min(values) <= found.low <= found.median <= found.high <= max(values)
+    quartiles = spread(values)
+    assert min(values) <= quartiles.low <= quartiles.median <= quartiles.high <= max(values)
 
 
 def test_what_is_not_known_has_no_spread_and_does_not_count():
@@ -52,9 +52,9 @@ def test_the_serial_share_of_a_training_that_obeys_amdahls_law_is_found_again(sh
 
 @given(st.dictionaries(st.integers(1, 64).map(float), st.floats(0.01, 100), max_size=5))
 def test_a_serial_share_is_a_share_and_needs_a_second_size(speedups):
-    found = serial_share(speedups)
-    assert (found is None) == (not any(k > 1 for k in speedups))
-    assert found is None or 0 <= found <= 1
+    share = serial_share(speedups)
+    assert (share is None) == (not any(k > 1 for k in speedups))
+    assert share is None or 0 <= share <= 1
 
 
 @given(shares, shares)

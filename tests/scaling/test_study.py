@@ -176,7 +176,7 @@ def test_a_study_is_a_run_of_mlflow_with_its_trainings_beneath_it(tmp_path, monk
     import mlflow
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    found = fp.scale(fails_in_two, [1, 2], repeat=1, output=tmp_path / "runs/study", experiment="sizes")
+    results = fp.scale(fails_in_two, [1, 2], repeat=1, output=tmp_path / "runs/study", experiment="sizes")
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'runs/mlflow.db'}")
     runs = client.search_runs([client.get_experiment_by_name("sizes").experiment_id])
@@ -187,7 +187,7 @@ def test_a_study_is_a_run_of_mlflow_with_its_trainings_beneath_it(tmp_path, monk
     assert "no room for two" in children["np-2-1"].data.tags["failure"]
     assert children["np-1-1"].data.metrics["val_loss"] == 0.25
     assert parent.info.status == "FINISHED"
-    assert parent.data.tags["mlflow.note.content"].startswith(found.reading)
+    assert parent.data.tags["mlflow.note.content"].startswith(results.reading)
     assert parent.data.params["lr_rule"] == "linear"
     (point,) = client.get_metric_history(parent.info.run_id, "efficiency")
     assert (point.step, point.value) == (1, 1.0)

@@ -78,8 +78,10 @@ class Server:
         connection = HTTPConnection(urlsplit(self.url).netloc, timeout=60)
         try:
             connection.request(method, path, data, {key: value for key, value in sent.items() if value})
-            found = connection.getresponse()
-            return Answer(found.status, {key.lower(): value for key, value in found.getheaders()}, found.read())
+            response = connection.getresponse()
+            return Answer(
+                response.status, {key.lower(): value for key, value in response.getheaders()}, response.read()
+            )
         finally:
             connection.close()
 
@@ -87,8 +89,8 @@ class Server:
         """Wait until a job is in a state, and return the job."""
 
         def look() -> Any:
-            found = self("GET", f"/api/jobs/{name}").json
-            return found if found.get("state") == state else None
+            job = self("GET", f"/api/jobs/{name}").json
+            return job if job.get("state") == state else None
 
         return until(look)
 

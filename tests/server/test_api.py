@@ -245,7 +245,9 @@ def test_curves_of_a_run_and_of_the_machine(server: Server, bench: Bench):
     os.utime(old, (1e9, 1e9))
     submit(server, bench, "curves_1")
     answer = until(
-        lambda: (one := server("GET", "/api/jobs/curves_1/figures").json)["devices"] and one["training"] and one
+        lambda: (
+            (figures := server("GET", "/api/jobs/curves_1/figures").json)["devices"] and figures["training"] and figures
+        )
     )
     (bench.directory / "go-curves_1").touch()
     assert [chart["title"] for chart in answer["training"]] == ["loss"]
@@ -272,7 +274,9 @@ def test_time_and_money_of_a_job_by_cause(server: Server, bench: Bench):
     submit(server, bench, "goodput_1")
     running = until(
         lambda: (
-            (one := server("GET", "/api/jobs/goodput_1/goodput").json)["lastStep"] is not None and one["split"] and one
+            (goodput := server("GET", "/api/jobs/goodput_1/goodput").json)["lastStep"] is not None
+            and goodput["split"]
+            and goodput
         )
     )
     assert (running["runs"], running["lostSteps"]) == (True, 0)
@@ -288,7 +292,9 @@ def test_time_and_money_of_a_job_by_cause(server: Server, bench: Bench):
         seconds["training"] / (answer["wallSeconds"] - seconds["queued"]), abs=1e-3
     )
     assert answer["usd"] == pytest.approx(sum(cause["usd"] for cause in answer["causes"]), abs=1e-5)
-    assert [(one["attempt"], one["firstStep"], one["lastStep"]) for one in answer["attempts"]] == [(1, 0, 20)]
+    assert [(attempt["attempt"], attempt["firstStep"], attempt["lastStep"]) for attempt in answer["attempts"]] == [
+        (1, 0, 20)
+    ]
     assert answer["summary"].startswith("goodput: ")
     assert server("GET", "/api/jobs/goodput_2/goodput").status == 404
 
@@ -411,10 +417,13 @@ def test_while_somebody_listens_a_job_whose_supervisor_was_lost_goes_on(server: 
 
 
 def test_the_catalog_can_be_read(server: Server):
-    machines = {one["machine"]["name"]: one for one in server("GET", "/api/catalog/machines").json}
+    machines = {entry["machine"]["name"]: entry for entry in server("GET", "/api/catalog/machines").json}
     assert machines["n1-standard-8"]["machine"]["vcpus"] == 8
-    assert {one["accelerator"]["short"] for one in server("GET", "/api/catalog/accelerators").json} >= {"K80", "H100"}
-    assert "us-central1" in {one["region"]["region"] for one in server("GET", "/api/catalog/regions").json}
+    assert {entry["accelerator"]["short"] for entry in server("GET", "/api/catalog/accelerators").json} >= {
+        "K80",
+        "H100",
+    }
+    assert "us-central1" in {entry["region"]["region"] for entry in server("GET", "/api/catalog/regions").json}
     query = "machine=n1-standard-32&accelerator=nvidia-tesla-v100&count=2"
     verdict = server("GET", f"/api/catalog/check?{query}").json
     assert not verdict["valid"]

@@ -33,13 +33,13 @@ def test_metrics_that_differ_in_their_stage_share_a_figure():
 
 
 def test_of_several_runs_each_says_where_it_lies():
-    assert [one.title for one in of_metrics(METRICS, "fold-1")] == ["loss · fold-1", "lr · fold-1"]
+    assert [figure.title for figure in of_metrics(METRICS, "fold-1")] == ["loss · fold-1", "lr · fold-1"]
 
 
 @given(st.text(alphabet='step,epoch\n"01.5-einfa', max_size=200))
 def test_any_file_is_curves_or_none(text):
     for figure in of_metrics(text) + of_metrics(f"step,loss\n{text}"):
-        assert all(len(one.x) == len(one.y) for one in figure.series)
+        assert all(len(series.x) == len(series.y) for series in figure.series)
     of_usage(f"time,cpus\n{text}", 0.0)
 
 
@@ -78,7 +78,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_extremes(values):
     points = [(float(x), y) for x, y in enumerate(values)]
     kept = thin(points)
     assert len(kept) <= POINTS * 1.5
-    assert kept == sorted(kept, key=lambda one: one[0])
+    assert kept == sorted(kept, key=lambda point: point[0])
     numbers = [y for y in values if y is not None]
     if numbers:
         assert min(numbers) in [y for _, y in kept]
@@ -103,7 +103,7 @@ def test_the_record_of_a_training_becomes_areas_rates_and_advice(tmp_path):
     assert points.time_note == ""
     areas, samples, flops = points.time
     assert (areas.title, areas.kind, areas.unit) == ("Time by cause", "stacked", "share")
-    assert [(one.name, one.total) for one in areas.series] == [
+    assert [(series.name, series.total) for series in areas.series] == [
         ("forward", 3.0), ("waiting for input", 1.5), ("checkpoints", 1.5),
     ]  # fmt: skip
     assert [round(x) for x in areas.series[0].x] == [0, 2, 90, 97, 97, 99]

@@ -32,7 +32,9 @@ def test_whatever_is_asked_is_answered_as_described(server: Server, bench: Bench
     assert server("POST", "/api/jobs", body).status == 201
     server.is_in("SUCCEEDED", "my_job")
     schema = schemathesis.openapi.from_url(f"{server.url}/api/openapi.json")
-    operations = sorted((one.ok() for one in schema.get_all_operations()), key=lambda one: one.method == "delete")
+    operations = sorted(
+        (result.ok() for result in schema.get_all_operations()), key=lambda endpoint: endpoint.method == "delete"
+    )
     assert len(operations) >= 16
     for operation in operations:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):

@@ -60,8 +60,8 @@ def submit(
         "jobId": name, "packagePath": str(bench.directory / "trainer"), "args": args or [name],
         "config": {**config(bench, jobDir=str(bench.directory / f"out-{name}"), **spec), "labels": {"team": "vision"}},
     }  # fmt: skip
-    found = server("POST", "/api/jobs", body)
-    assert found.status == 201, found.body
+    answer = server("POST", "/api/jobs", body)
+    assert answer.status == 201, answer.body
 
 
 def test_a_job_is_followed_cancelled_resubmitted_and_deleted(server: Server, bench: Bench, page: Page):
@@ -330,27 +330,27 @@ def test_the_whole_output_is_searched(server: Server, bench: Bench, page: Page):
     submit(server, bench, "speaks_1", SPEAKS)
     server.is_in("SUCCEEDED", "speaks_1")
     page.goto(f"{server.url}/#/jobs/speaks_1")
-    output, found = page.get_by_role("log"), page.get_by_role("region", name="Lines that were found")
+    output, matches = page.get_by_role("log"), page.get_by_role("region", name="Lines that were found")
     expect(output).to_contain_text("step 5999")
     expect(output).not_to_contain_text("at 2000")  # only the end is loaded
     page.get_by_label("Search in all output").fill("b>a warning")
-    expect(found.locator("> div")).to_have_text([
+    expect(matches.locator("> div")).to_have_text([
         "master-0:5<b>A Warning</b> at 3", "master-0:2003<b>A Warning</b> at 2000", "master-0:5994<b>A Warning</b> at 5990",
     ])  # fmt: skip
-    expect(found.locator("mark")).to_have_text(["b>A Warning"] * 3)
+    expect(matches.locator("mark")).to_have_text(["b>A Warning"] * 3)
     expect(output).to_be_hidden()
     expect(page.get_by_text("3 of 3 lines")).to_be_visible()
     page.keyboard.press("Enter")
     expect(page.get_by_text("1 of 3 lines")).to_be_visible()
-    expect(found.locator(".current")).to_contain_text("at 3")
+    expect(matches.locator(".current")).to_contain_text("at 3")
     page.keyboard.press("Shift+Enter")
     page.get_by_role("button", name="Previous hit").click()
-    expect(found.locator(".current")).to_contain_text("at 2000")
+    expect(matches.locator(".current")).to_contain_text("at 2000")
     page.get_by_label("Search in all output").fill("no such (line")
     expect(page.get_by_text("0 lines")).to_be_visible()
     page.get_by_label("Search in all output").fill("")
     expect(output).to_contain_text("step 5999")
-    expect(found).to_be_hidden()
+    expect(matches).to_be_hidden()
 
 
 @pytest.mark.slow

@@ -81,9 +81,9 @@ OPTIMIZERS = {
 def test_it_learns_and_logs_what_the_eager_step_does(make_trainer, name, settings):
     """The learning rate changes at each step, and the last batch of an epoch is smaller."""
     eager, metrics, _ = train(make_trainer, lambda: Plain(OPTIMIZERS[name]), **settings)
-    found, found_metrics, made = train(make_trainer, lambda: Plain(OPTIMIZERS[name]), compile="step", **settings)
-    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
-    assert found_metrics == pytest.approx(metrics, rel=1e-4)
+    compiled, compiled_metrics, made = train(make_trainer, lambda: Plain(OPTIMIZERS[name]), compile="step", **settings)
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+    assert compiled_metrics == pytest.approx(metrics, rel=1e-4)
     rate = made.optimizers[0].param_groups[0]["lr"]
     assert type(rate) is float
 
@@ -134,8 +134,8 @@ def test_a_few_shapes_are_compiled_once_each_with_their_sizes(make_trainer, trac
         return DataLoader(dataset(40), batch_sampler=Buckets())
 
     eager, _, _ = train(make_trainer, Plain, data(), max_epochs=2)
-    found, _, _ = train(make_trainer, Plain, data(), max_epochs=2, compile="step")
-    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
+    compiled, _, _ = train(make_trainer, Plain, data(), max_epochs=2, compile="step")
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
     assert (traced_only["4 rows"], traced_only["8 rows"], traced_only["all"]) == (1, 1, 3)
 
 
@@ -176,11 +176,11 @@ def test_what_a_step_reads_and_changes_in_python_is_as_in_the_eager_step(make_tr
         module = ReadsState()
         weights, metrics, _ = train(make_trainer, lambda module=module: module, compile=compiled, max_epochs=3)
         results.append((weights, metrics, torch.stack(module.kept), float(module.last), float(module.seen)))
-    eager, found = results
-    assert found[1] == pytest.approx(eager[1])
-    assert found[4] == eager[4]
-    torch.testing.assert_close(found[2], eager[2], rtol=1e-5, atol=1e-6)
-    assert found[3] == pytest.approx(eager[3], rel=1e-5)
+    eager, compiled_run = results
+    assert compiled_run[1] == pytest.approx(eager[1])
+    assert compiled_run[4] == eager[4]
+    torch.testing.assert_close(compiled_run[2], eager[2], rtol=1e-5, atol=1e-6)
+    assert compiled_run[3] == pytest.approx(eager[3], rel=1e-5)
 
 
 class Measures(Plain):
@@ -197,8 +197,8 @@ class Measures(Plain):
 
 def test_a_metric_object_counts_every_batch(make_trainer):
     _, eager, _ = train(make_trainer, Measures)
-    _, found, _ = train(make_trainer, Measures, compile="step")
-    assert found == pytest.approx(eager)
+    _, compiled, _ = train(make_trainer, Measures, compile="step")
+    assert compiled == pytest.approx(eager)
 
 
 class Hooked(Plain):
@@ -224,9 +224,9 @@ def test_hooks_run_between_the_phases(make_trainer):
     eager, _, _ = train(make_trainer, Hooked, max_epochs=1)
     order = Hooked.order[:]
     Hooked.order.clear()
-    found, _, _ = train(make_trainer, Hooked, compile="step", max_epochs=1)
+    compiled, _, _ = train(make_trainer, Hooked, compile="step", max_epochs=1)
     assert Hooked.order == order
-    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
 class OwnOptimizer(torch.optim.SGD):
@@ -240,8 +240,8 @@ def test_an_optimizer_that_is_not_torchs_steps_as_it_is(make_trainer, traced_onl
         return Plain(lambda parameters: OwnOptimizer(parameters, lr=0.1))
 
     eager, _, _ = train(make_trainer, own, gradient_clip_val=0.1)
-    found, _, made = train(make_trainer, own, gradient_clip_val=0.1, compile="step")
-    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
+    compiled, _, made = train(make_trainer, own, gradient_clip_val=0.1, compile="step")
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
     assert made.optimizers[0].param_groups[0]["steps"] == made.global_step
     assert traced_only["all"] == 1
 
@@ -319,10 +319,12 @@ def test_what_cannot_be_compiled_as_a_step_is_refused(make_trainer, module, sett
 def test_compiled_for_real_it_learns_the_same(make_trainer, monkeypatch, precision):
     monkeypatch.setitem(compiled_step.BACKENDS, "step", "inductor")
     eager, metrics, _ = train(make_trainer, Plain, precision=precision, gradient_clip_val=0.5)
-    found, found_metrics, _ = train(make_trainer, Plain, precision=precision, gradient_clip_val=0.5, compile="step")
+    compiled, compiled_metrics, _ = train(
+        make_trainer, Plain, precision=precision, gradient_clip_val=0.5, compile="step"
+    )
     tolerance = 1e-4 if precision == "32-true" else 0.02
-    torch.testing.assert_close(found, eager, rtol=tolerance, atol=tolerance)
-    assert found_metrics == pytest.approx(metrics, rel=10 * tolerance)
+    torch.testing.assert_close(compiled, eager, rtol=tolerance, atol=tolerance)
+    assert compiled_metrics == pytest.approx(metrics, rel=10 * tolerance)
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_every_documented_form_is_understood(name):
     form, count, schedulers = FORMS[name]
     optimizers, configs = configure(Returns(form))
     assert len(optimizers) == count
-    assert all(isinstance(one, torch.optim.Optimizer) for one in optimizers)
+    assert all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers)
     assert [(config.interval, config.frequency, config.monitor) for config in configs] == schedulers
 
 

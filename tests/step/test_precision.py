@@ -192,14 +192,14 @@ class ByHand(fp.Module):
 
 @pytest.mark.parametrize("clip", [0.01, 0.0])
 def test_gradients_of_manual_optimisation_are_unscaled_once_for_clipping_hooks_and_steps(clip, make_trainer):
-    found = {}
+    models = {}
     for precision in ("32-true", "16-mixed"):
-        model = found[precision] = ByHand(clip)
+        model = models[precision] = ByHand(clip)
         make_trainer(accelerator=Half(), precision=precision, max_steps=16, max_epochs=-1).fit(model, loader())
-    assert len(found["32-true"].norms) == 16
-    assert found["16-mixed"].norms == pytest.approx(found["32-true"].norms, rel=0.02)
+    assert len(models["32-true"].norms) == 16
+    assert models["16-mixed"].norms == pytest.approx(models["32-true"].norms, rel=0.02)
     torch.testing.assert_close(
-        found["16-mixed"].state_dict(), found["32-true"].state_dict(), rtol=0.01, atol=1e-3 if clip else 1e-2
+        models["16-mixed"].state_dict(), models["32-true"].state_dict(), rtol=0.01, atol=1e-3 if clip else 1e-2
     )
 
 

@@ -52,9 +52,9 @@ def alike(trainer, graphs, module=Logs, rtol=1e-4, **settings):
     """Train eagerly and by graphs, and compare; return both modules."""
     eager, metrics, one = train(trainer, module, **settings)
     assert graphs.replays == 0
-    found, found_metrics, other = train(trainer, module, compile="step", **settings)
-    torch.testing.assert_close(found, eager, rtol=rtol, atol=1e-5)
-    assert found_metrics == pytest.approx(metrics, rel=rtol)
+    compiled, compiled_metrics, other = train(trainer, module, compile="step", **settings)
+    torch.testing.assert_close(compiled, eager, rtol=rtol, atol=1e-5)
+    assert compiled_metrics == pytest.approx(metrics, rel=rtol)
     return one, other
 
 
@@ -104,8 +104,8 @@ class Reads(Logs):
 
 def test_an_attribute_that_changes_ends_a_graph(make_trainer, graphs, caplog):
     """What the step puts on the module is there after a replay, and stays as it was after the next."""
-    eager, found = alike(make_trainer, graphs, Reads)
-    torch.testing.assert_close(torch.stack(found.kept), torch.stack(eager.kept), rtol=1e-4, atol=1e-5)
+    eager, compiled = alike(make_trainer, graphs, Reads)
+    torch.testing.assert_close(torch.stack(compiled.kept), torch.stack(eager.kept), rtol=1e-4, atol=1e-5)
     assert graphs.replays == 9
     assert "numbers or tensors of the CPU" in caplog.text
 
@@ -150,9 +150,9 @@ class KeepsBatches(Logs):
 
 
 def test_a_batch_that_the_module_keeps_is_not_overwritten(make_trainer, graphs):
-    eager, found = alike(make_trainer, graphs, KeepsBatches)
-    assert torch.equal(torch.stack(found.kept), torch.stack(eager.kept))
-    assert torch.equal(torch.stack(found.returned), torch.stack(eager.returned))
+    eager, compiled = alike(make_trainer, graphs, KeepsBatches)
+    assert torch.equal(torch.stack(compiled.kept), torch.stack(eager.kept))
+    assert torch.equal(torch.stack(compiled.returned), torch.stack(eager.returned))
     assert graphs.replays > 15
 
 
@@ -282,8 +282,8 @@ def test_what_a_callback_changes_is_seen(make_trainer, graphs, what, replays):
     def run(compiled):
         return train(make_trainer, Logs, callbacks=[Exchanges(what)], compile=compiled, max_epochs=3)[0]
 
-    eager, found = run(False), run("step")
-    torch.testing.assert_close(found, eager, rtol=1e-4, atol=1e-5)
+    eager, captured = run(False), run("step")
+    torch.testing.assert_close(captured, eager, rtol=1e-4, atol=1e-5)
     assert graphs.replays == replays
 
 
@@ -327,8 +327,8 @@ def test_batch_norm_counts_in_a_replay(make_trainer, graphs):
         model.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
         return model
 
-    _, found = alike(make_trainer, graphs, module)
-    assert int(found.net[1].num_batches_tracked) == 36
+    _, compiled = alike(make_trainer, graphs, module)
+    assert int(compiled.net[1].num_batches_tracked) == 36
     assert graphs.replays == 33
 
 

@@ -52,9 +52,9 @@ def test_every_value_is_read_back_exactly_however_late_its_column_came(tmp_path_
         step += len(batch)
         expected += records
         table.append(records)
-    found = read(path)
-    assert len(found) == len(expected)
-    for row, record in zip(found, expected, strict=True):
+    rows = read(path)
+    assert len(rows) == len(expected)
+    for row, record in zip(rows, expected, strict=True):
         kept = {name: float(text) for name, text in row.items() if text}
         assert kept.keys() == record.keys()
         assert all(kept[name] == value or math.isnan(value) for name, value in record.items())
@@ -131,8 +131,8 @@ def test_a_new_run_moves_older_files_aside(run_dir):
         logger.setup(run_dir, {"loss": loss})
         logger.log_metrics({"loss": loss}, 0, 0)
         logger.finalize("success")
-    found = {path.name: values(read(path), "loss") for path in run_dir.glob("*.csv")}
-    assert found == {"metrics-1.csv": [1.0], "metrics-2.csv": [2.0], "metrics.csv": [3.0]}
+    losses = {path.name: values(read(path), "loss") for path in run_dir.glob("*.csv")}
+    assert losses == {"metrics-1.csv": [1.0], "metrics-2.csv": [2.0], "metrics.csv": [3.0]}
     assert json.loads((run_dir / "hparams-2.json").read_text()) == {"loss": 2.0}
 
 

@@ -53,8 +53,8 @@ def test_parameters_metrics_environment_and_status_are_kept(run_dir, database):
     assert run.data.tags["team"] == "garden"
     assert run.data.tags["footplate"] == __version__
     assert run.data.tags["torch"] == torch.__version__
-    found = {artifact.path for artifact in database.list_artifacts(run_id, "environment")}
-    assert found == {"environment/requirements.txt", "environment/machine.json"}
+    paths = {artifact.path for artifact in database.list_artifacts(run_id, "environment")}
+    assert paths == {"environment/requirements.txt", "environment/machine.json"}
     requirements = database.download_artifacts(run_id, "environment/requirements.txt")
     assert f"torch=={torch.__version__}\n" in open(requirements).read()  # noqa: PTH123, SIM115
     assert run.info.artifact_uri.startswith((run_dir.parent / "mlartifacts").as_uri())

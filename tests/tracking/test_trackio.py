@@ -119,12 +119,12 @@ def rows(home: Path, project: str = "default") -> list[dict[str, Any]]:
         # The database exists before its tables do.
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'metrics'").fetchone():
             return []
-        found = database.execute(
+        records = database.execute(
             "SELECT run_id, run_name, step, timestamp, metrics FROM metrics ORDER BY id"
         ).fetchall()
     return [
         {"run_id": run_id, "run": run, "step": step, "time": time, **json.loads(metrics)}
-        for run_id, run, step, time, metrics in found
+        for run_id, run, step, time, metrics in records
     ]
 
 
@@ -146,11 +146,11 @@ def test_trackio_reads_parameters_metrics_and_other_values(run_dir: Path, home: 
     assert pending(run_dir, "trackio") == []
     assert sorted(path.name for path in run_dir.iterdir()) == [".trackio.lock", "trackio.json"]
 
-    found = rows(home, "flowers")
-    assert [row["step"] for row in found] == [0, 1, 2, 2, 2, 2, 2, 2, 2]
-    assert {(row["run_id"], row["run"]) for row in found} == {(logger.run_id, "first")}
-    assert found[0]["time"] <= found[-1]["time"]
-    values = {name: value for row in found for name, value in row.items()}
+    records = rows(home, "flowers")
+    assert [row["step"] for row in records] == [0, 1, 2, 2, 2, 2, 2, 2, 2]
+    assert {(row["run_id"], row["run"]) for row in records} == {(logger.run_id, "first")}
+    assert records[0]["time"] <= records[-1]["time"]
+    values = {name: value for row in records for name, value in row.items()}
     assert (values["val_loss"], values["__step"]) == ("NaN", 1.0)
     assert values["samples"] == {
         "_type": "trackio.image",
@@ -450,10 +450,10 @@ def test_batches_keep_all_records_in_order_with_the_position_after_each(sizes: l
         )
         for place, size in enumerate(sizes)
     ]
-    found = list(batched(records, most))
-    assert [record for batch, _ in found for record in batch] == [record for record, _ in records]
-    ends = [records[sum(len(batch) for batch, _ in found[: place + 1]) - 1][1] for place in range(len(found))]
-    assert [position for _, position in found] == ends
-    for batch, _ in found:
+    batches = list(batched(records, most))
+    assert [record for batch, _ in batches for record in batch] == [record for record, _ in records]
+    ends = [records[sum(len(batch) for batch, _ in batches[: place + 1]) - 1][1] for place in range(len(batches))]
+    assert [position for _, position in batches] == ends
+    for batch, _ in batches:
         values = [len(record["values"]) for record in batch if record["kind"] == "metrics"]
         assert len(batch) == 1 or (len(values) == len(batch) and sum(values[:-1]) < most)

@@ -94,11 +94,11 @@ def batches() -> DataLoader[torch.Tensor]:
 
 def tables(path: Path) -> list[list[dict[str, str]]]:
     """The tables of a Markdown file, row by row, by the head of the column."""
-    found: list[list[dict[str, str]]] = []
+    parsed: list[list[dict[str, str]]] = []
     for block in re.findall(r"(?:^\|.*\n)+", path.read_text(), re.MULTILINE):
         head, _, *rows = ([cell.strip() for cell in line[2:-2].split(" | ")] for line in block.splitlines())
-        found.append([dict(zip(head, row, strict=True)) for row in rows])
-    return found
+        parsed.append([dict(zip(head, row, strict=True)) for row in rows])
+    return parsed
 
 
 def ms(text: str) -> float:

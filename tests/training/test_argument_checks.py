@@ -33,9 +33,9 @@ def test_a_float_limit_is_a_part_that_is_refused_rather_than_rounded_to_nothing(
         with pytest.raises(ConfigError, match="less than one"):
             limit_batches("limit", limit, total)
         return
-    found = limit_batches("limit", limit, total)
-    assert 0 <= found <= total
-    assert total * limit - 1 < found <= total * limit
+    batches = limit_batches("limit", limit, total)
+    assert 0 <= batches <= total
+    assert total * limit - 1 < batches <= total * limit
 
 
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), totals)

@@ -34,12 +34,12 @@ def test_callbacks_are_added_and_taken_away_between_calls(make_trainer):
     trainer.callbacks.insert(0, second)
     assert trainer.callbacks[0] is second
     trainer.fit(Classifier(), loader())
-    trainer.callbacks = [one for one in trainer.callbacks if one is not first] + [third]
+    trainer.callbacks = [callback for callback in trainer.callbacks if callback is not first] + [third]
     trainer.fit(Classifier(), loader())
 
     assert first.hooks == third.hooks == ["setup fit", "on_train_start"]
     assert second.hooks == 2 * first.hooks
-    assert [one for one in trainer.callbacks if isinstance(one, Started)] == [second, third]
+    assert [callback for callback in trainer.callbacks if isinstance(callback, Started)] == [second, third]
     assert trainer.checkpoint_callback is not None
     trainer.callbacks = []
     trainer.fit(Classifier(), loader())

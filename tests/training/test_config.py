@@ -26,8 +26,8 @@ def test_every_argument_is_described():
     described = docstring_parser.parse(TrainerConfig.__doc__ or "").params
     names = [field.name for field in dataclasses.fields(TrainerConfig)]
     hint = "describe each field of TrainerConfig under Args, in the order of the fields"
-    assert [one.arg_name for one in described] == names, hint
-    assert all(one.description for one in described), hint
+    assert [parameter.arg_name for parameter in described] == names, hint
+    assert all(parameter.description for parameter in described), hint
 
 
 def test_the_page_has_the_table_that_the_config_makes():

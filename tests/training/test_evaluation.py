@@ -137,7 +137,7 @@ def test_predictions_come_back_in_order_a_list_for_each_loader(make_trainer):
     one = make_trainer().predict(Predicts(), loader(45, shuffle=False))
     assert torch.equal(torch.cat(one), labels[:45])
     two = make_trainer().predict(Predicts(), [loader(45, shuffle=False), loader(20, shuffle=False)])
-    assert [len(found) for found in two] == [5, 2]
+    assert [len(batches) for batches in two] == [5, 2]
     assert make_trainer().predict(Predicts(), loader(40), return_predictions=False) is None
 
 

@@ -77,11 +77,11 @@ MATRIX = message((2, 11), (3, varint(4) + varint(8)))
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.one_of(st.integers(0, 2**64 - 1), st.binary(max_size=300)))))
 def test_the_fields_of_a_message_are_read_back(parts: list[tuple[int, int | bytes]]):
-    found = [
+    pairs = [
         (number, value if isinstance(value, int) else bytes(value))
         for number, value in fields(memoryview(message(*parts)))
     ]
-    assert found == parts
+    assert pairs == parts
 
 
 @given(st.binary(min_size=1, max_size=300))
@@ -174,27 +174,27 @@ def lines_of(by_hand: bool) -> dict[str, set[tuple[str, str]]]:
     optimizer = module.configure_optimizers()
     captured = capture_training(module, [optimizer] if by_hand else optimizer, torch.ones(2, 4))
     source = Path(__file__).read_text().splitlines()
-    found: dict[str, set[tuple[str, str]]] = {}
+    by_marker: dict[str, set[tuple[str, str]]] = {}
     for scope, origin in origins_of(captured).items():
         marker = "" if origin.line is None else source[origin.line.number - 1].partition("  # ")[2]
         assert origin.line is None or origin.line.file == __file__
-        found.setdefault(marker, set()).add((scope.partition(".")[2].partition(".")[0], origin.phase))
-    return found
+        by_marker.setdefault(marker, set()).add((scope.partition(".")[2].partition(".")[0], origin.phase))
+    return by_marker
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_operations_of_both_passes_know_the_line_that_they_come_from(by_hand: bool):
     """The line is in the user's code also if the operation is a library's. Operations without gradients don't move it."""
-    found = lines_of(by_hand)
-    assert {("addmm", REST), ("mm", BACKWARD)} <= found["layer"]
-    assert {("amax", REST)} == {each for each in found["scale"] if each[0] == "amax"}
-    assert all(phase == REST for _, phase in found["scale"])
-    assert {("tanh", REST), ("div", REST)} <= found["library"]
-    assert ("mul", BACKWARD) in found["library"]
-    updates = {(name, phase) for place in found.values() for name, phase in place if phase == OPTIMIZER}
+    origins = lines_of(by_hand)
+    assert {("addmm", REST), ("mm", BACKWARD)} <= origins["layer"]
+    assert {("amax", REST)} == {each for each in origins["scale"] if each[0] == "amax"}
+    assert all(phase == REST for _, phase in origins["scale"])
+    assert {("tanh", REST), ("div", REST)} <= origins["library"]
+    assert ("mul", BACKWARD) in origins["library"]
+    updates = {(name, phase) for place in origins.values() for name, phase in place if phase == OPTIMIZER}
     assert {name for name, _ in updates} >= {"add"}
     if by_hand:
-        assert updates <= found["step by hand"]
+        assert updates <= origins["step by hand"]
 
 
 def program(*events: BufferEvent, held: int = 100, name: str = "jit_step_4") -> HloProgram:

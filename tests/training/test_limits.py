@@ -94,7 +94,7 @@ def test_max_time_counts_earlier_attempts(fit):
 
 @pytest.mark.parametrize(("text", "seconds"), [("00:00:00:30", 30), ("01:02:03:04", 93784)])
 def test_max_time_as_text(text, seconds, make_trainer):
-    (timer,) = (one for one in make_trainer(max_time=text).callbacks if isinstance(one, fp.Timer))
+    (timer,) = (callback for callback in make_trainer(max_time=text).callbacks if isinstance(callback, fp.Timer))
     assert round(timer.time_remaining()) == seconds
 
 

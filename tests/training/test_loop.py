@@ -19,10 +19,10 @@ from footplate.training.multi_step import chunks
 
 @given(st.integers(0, 50), st.integers(1, 9))
 def test_chunks_hold_every_batch_once_in_order_and_only_the_last_is_shorter(batches, size):
-    found = list(chunks(iter(range(batches)), size))
-    assert list(itertools.chain(*found)) == list(range(batches))
-    assert all(len(chunk) == size for chunk in found[:-1])
-    assert not found or 1 <= len(found[-1]) <= size
+    groups = list(chunks(iter(range(batches)), size))
+    assert list(itertools.chain(*groups)) == list(range(batches))
+    assert all(len(chunk) == size for chunk in groups[:-1])
+    assert not groups or 1 <= len(groups[-1]) <= size
 
 
 def test_chunks_ask_for_no_batch_ahead_of_time():

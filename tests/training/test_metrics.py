@@ -39,9 +39,9 @@ def collect(pairs, reads: set[int], **options) -> MetricLog:
 
 @given(logged, st.sets(st.integers(0, 39)))
 def test_the_weighted_mean_is_numpys_for_any_split_into_reads(pairs, reads):
-    found = collect(pairs, reads).epoch_values().logger["x_epoch"]
+    mean = collect(pairs, reads).epoch_values().logger["x_epoch"]
     numbers, weights = zip(*pairs, strict=True)
-    assert found == pytest.approx(np.average(np.float64(numbers), weights=weights), rel=1e-12, abs=1e-9)
+    assert mean == pytest.approx(np.average(np.float64(numbers), weights=weights), rel=1e-12, abs=1e-9)
 
 
 @given(logged, st.sets(st.integers(0, 39)))
@@ -51,8 +51,8 @@ def test_the_mean_does_not_depend_on_when_it_was_read_by_a_single_bit(pairs, rea
 
 @given(logged, st.sets(st.integers(0, 39)), st.sampled_from(sorted(NUMPY)))
 def test_sums_and_extremes_are_numpys(pairs, reads, name):
-    found = collect(pairs, reads, reduce_fx=name).epoch_values().logger["x_epoch"]
-    assert found == pytest.approx(NUMPY[name]([value for value, _ in pairs]), rel=1e-9, abs=1e-6)
+    reduced = collect(pairs, reads, reduce_fx=name).epoch_values().logger["x_epoch"]
+    assert reduced == pytest.approx(NUMPY[name]([value for value, _ in pairs]), rel=1e-9, abs=1e-6)
 
 
 @given(st.permutations([1.0, 2.0, math.nan, -1.0]), st.sampled_from(["mean", *sorted(NUMPY)]))
@@ -120,9 +120,9 @@ def test_names_by_step_by_epoch_and_by_both():
 def test_a_value_may_be_kept_from_the_loggers_and_shown_in_the_bar():
     log = log_of()
     log.log("x", 1.0, logger=False, prog_bar=True)
-    found = log.epoch_values()
-    assert found.logger == {}
-    assert found.callback == found.progress == {"x": 1.0}
+    of_epoch = log.epoch_values()
+    assert of_epoch.logger == {}
+    assert of_epoch.callback == of_epoch.progress == {"x": 1.0}
 
 
 def test_an_epoch_begins_anew():
@@ -188,10 +188,10 @@ def test_a_torchmetrics_object_is_reduced_by_itself_and_once_an_epoch():
             self.log("val_acc", self.accuracy)
 
     model, data = Counted(), loader(40, shuffle=False)
-    found = fp.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False).validate(model, data)
+    results = fp.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False).validate(model, data)
     with torch.no_grad():
         right = [(model.eval()(x).argmax(1) == y).float().mean().item() for x, y in data]
-    assert found[0]["val_acc"] == pytest.approx(np.mean(right))
+    assert results[0]["val_acc"] == pytest.approx(np.mean(right))
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,9 @@ def test_ranks_that_collected_apart_are_continued_by_one():
         for batch in list(loader(40, shuffle=False))[rank::2]:
             module.training_step(batch, 0)
             whole.training_step(batch, 0)
-    parts = [{"step": {}, "metrics": {}, "loader": {}, "rng": {}, "torchmetrics": states_of(one)} for one in ranks]
+    parts = [
+        {"step": {}, "metrics": {}, "loader": {}, "rng": {}, "torchmetrics": states_of(of_rank)} for of_rank in ranks
+    ]
     state = {**parts[0], "seed": 1, "progress": {"batches": 2}, "ranks": parts}
     single = Collects()
     taken = part_of(state, World(0, 1), lambda path: single.get_submodule(path)._reductions)

@@ -109,7 +109,7 @@ def test_what_a_step_returns_is_let_go(make_trainer):
 
     class Returns(Classifier):
         def training_step(self, batch, batch_idx):
-            alive.append(sum(one() is not None for one in kept))
+            alive.append(sum(reference() is not None for reference in kept))
             logits = self(batch[0])
             kept.append(weakref.ref(logits))
             return {"loss": F.cross_entropy(logits, batch[1]), "logits": logits}
@@ -138,7 +138,7 @@ class Manual(Classifier):
 
     def configure_optimizers(self):
         optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.net[0], self.net[3])]
-        return optimizers, [torch.optim.lr_scheduler.StepLR(one, 1, 0.9) for one in optimizers]
+        return optimizers, [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9) for optimizer in optimizers]
 
 
 @pytest.mark.parametrize("returned", [None, {"d_loss": torch.zeros(())}, torch.zeros(3), "anything"])
@@ -355,7 +355,7 @@ def test_a_data_module_of_plain_sets(make_trainer):
     data = fp.DataModule.from_datasets(dataset(), [dataset(20), dataset(30)], batch_size=10, drop_last=True)
     train, validation = data.train_dataloader(), data.val_dataloader()
     assert isinstance(train, DataLoader)
-    assert (len(train), [len(one) for one in validation]) == (12, [2, 3])
+    assert (len(train), [len(batches) for batches in validation]) == (12, [2, 3])
     order = torch.cat([y for _, y in validation[1]])
     assert torch.equal(order, dataset(30).tensors[1])
 

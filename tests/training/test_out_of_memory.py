@@ -51,9 +51,9 @@ class Full(Classifier):
 
 
 def test_the_error_of_a_training_has_a_note_with_an_estimate(make_trainer):
-    with pytest.raises(torch.OutOfMemoryError) as found:
+    with pytest.raises(torch.OutOfMemoryError) as raised:
         make_trainer().fit(Full(), loader())
-    (note,) = found.value.__notes__
+    (note,) = raised.value.__notes__
     assert note.splitlines()[0] == "cpu held:"
     assert "GiB  the batch (10 rows)" in note
     assert "A step of 10 rows needs about 0.0 GiB" in note
@@ -61,13 +61,13 @@ def test_the_error_of_a_training_has_a_note_with_an_estimate(make_trainer):
 
 def test_what_grows_with_the_batch_is_told_from_what_does_not(make_trainer):
     rows, width = 4096, 256
-    found = []
+    estimates = []
 
     class Looks(fp.Callback):
         def on_exception(self, trainer, pl_module, exception):
             from footplate.training.out_of_memory import estimate
 
-            found.append(estimate(trainer.run))
+            estimates.append(estimate(trainer.run))
 
     class Wide(Full):
         def __init__(self):
@@ -78,7 +78,7 @@ def test_what_grows_with_the_batch_is_told_from_what_does_not(make_trainer):
 
     with pytest.raises(torch.OutOfMemoryError):
         make_trainer(callbacks=[Looks()]).fit(Wide(), loader(rows, rows))
-    ((size, growing),) = found
+    ((size, growing),) = estimates
     activations, weights = rows * width * 4, width * width * 4
     assert 2 * activations < growing < 5 * activations
     assert 3 * weights < size - growing < 6 * weights
@@ -91,9 +91,9 @@ def test_a_step_that_cannot_be_captured_has_no_estimate(make_trainer):
                 return None
             return super().training_step(batch, batch_idx)
 
-    with pytest.raises(torch.OutOfMemoryError) as found:
+    with pytest.raises(torch.OutOfMemoryError) as raised:
         make_trainer().fit(Asks(), loader())
-    (note,) = found.value.__notes__
+    (note,) = raised.value.__notes__
     assert "the batch (10 rows)" in note
     assert "estimate" not in note
 
@@ -103,6 +103,6 @@ def test_any_other_error_has_no_note(make_trainer):
         def training_step(self, batch, batch_idx):
             raise ValueError("no")
 
-    with pytest.raises(ValueError, match="no") as found:
+    with pytest.raises(ValueError, match="no") as raised:
         make_trainer().fit(Broken(), loader())
-    assert not hasattr(found.value, "__notes__")
+    assert not hasattr(raised.value, "__notes__")

@@ -32,8 +32,8 @@ def test_predictions_become_a_table_that_reads_back_in_order(make_trainer, tmp_p
 
 
 def test_they_are_returned_too_when_asked(make_trainer, tmp_path):
-    found = make_trainer().predict(Predicts(), loader(40), output=tmp_path / "out", return_predictions=True)
-    assert len(found) == 4
+    predictions = make_trainer().predict(Predicts(), loader(40), output=tmp_path / "out", return_predictions=True)
+    assert len(predictions) == 4
     assert pq.read_table(tmp_path / "out").num_rows == 40
 
 

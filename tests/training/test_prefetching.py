@@ -170,7 +170,7 @@ def test_every_stage_has_its_batches_on_the_device_already(stage, make_trainer):
     data = parcels()
     trainer = make_trainer(accelerator=Asynchronous(), max_epochs=1, enable_checkpointing=False)
     getattr(trainer, stage)(Opens(), data if stage == "fit" else [data])
-    assert [one.moved_by for one in data] == [["footplate-prefetch"]] * 12
+    assert [batch.moved_by for batch in data] == [["footplate-prefetch"]] * 12
     assert not reading()
 
 
@@ -181,7 +181,7 @@ def test_on_the_cpu_batches_come_at_the_step_and_no_thread_is_made(make_trainer)
 
     data = parcels()
     make_trainer(max_epochs=1, callbacks=Alone()).fit(Opens(), data)
-    assert not any(one.moved_by for one in data)
+    assert not any(batch.moved_by for batch in data)
 
 
 class Counted(Dataset):
@@ -253,22 +253,22 @@ class Hooked(Opens):
     ],
 )
 def test_hooks_run_where_and_when_they_do_without_and_only_the_last_lets_batches_go_ahead(hooks, ahead, make_trainer):
-    found = []
+    seen = []
     for accelerator in (CPU(), Asynchronous()):
         data, places = parcels(), Places()
         make_trainer(accelerator=accelerator, max_epochs=1, enable_checkpointing=False).fit(Hooked(places, hooks), data)
-        found.append(places.seen)
-    assert found[0] == found[1]
-    assert {thread for _, thread, _ in found[1]} == {"MainThread"}
-    assert any("footplate-prefetch" in one.moved_by for one in data) is ahead
+        seen.append(places.seen)
+    assert seen[0] == seen[1]
+    assert {thread for _, thread, _ in seen[1]} == {"MainThread"}
+    assert any("footplate-prefetch" in batch.moved_by for batch in data) is ahead
 
 
 def test_no_more_batches_are_taken_than_the_step_will_ask_for(make_trainer):
     data, held_out = parcels(), parcels()
     limits = {"limit_train_batches": 7, "limit_val_batches": 3, "num_sanity_val_steps": 1}
     make_trainer(accelerator=Asynchronous(), max_epochs=2, **limits).fit(Opens(), data, [held_out])
-    assert [len(one.moved_by) for one in data] == [2] * 7 + [0] * 5
-    assert [len(one.moved_by) for one in held_out] == [3, 2, 2] + [0] * 9
+    assert [len(batch.moved_by) for batch in data] == [2] * 7 + [0] * 5
+    assert [len(batch.moved_by) for batch in held_out] == [3, 2, 2] + [0] * 9
 
 
 def test_a_checkpoint_says_which_batch_was_trained_on_last_not_which_was_read(make_trainer, tmp_path):
@@ -340,7 +340,7 @@ class Leaves(fp.Callback):
 
 @pytest.mark.parametrize("run", [False, True], ids=["epoch", "run"])
 def test_an_epoch_that_is_left_early_leaves_no_thread_and_the_next_begins_afresh(run, make_trainer, tmp_path):
-    found = []
+    seen = []
     for name, accelerator in {"cpu": CPU(), "ahead": Asynchronous()}.items():
         recorder = Recorder()
         torch.manual_seed(7)
@@ -353,9 +353,9 @@ def test_an_epoch_that_is_left_early_leaves_no_thread_and_the_next_begins_afresh
             accelerator=accelerator, callbacks=recorder, default_root_dir=tmp_path / name, max_epochs=4 - run
         )
         trainer.fit(Classifier(), worker_loader(), ckpt_path="last")
-        found.append(recorder.seen)
-    assert found[0] == found[1]
-    assert len(found[0]) == (36 if run else 10 + 24)
+        seen.append(recorder.seen)
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == (36 if run else 10 + 24)
 
 
 def test_ranks_with_fewer_batches_end_the_epoch_for_all(tmp_path):
@@ -458,10 +458,10 @@ def test_only_of_these_loaders_may_any_thread_take_the_batches():
         DataLoader(dataset(), 10, sampler=Drawn(), num_workers=2),  # whose order is drawn before the epoch, in training
     ]
     here = [loader(), (batch for batch in loader()), Own(dataset(), 10, num_workers=2, shuffle=True), keeps_state()]
-    assert [made_in_background(adapt(one, seed=1)) for one in elsewhere] == [True] * 5
-    assert [made_in_background(one) for one in elsewhere] == [True] * 4 + [False]
-    assert [made_in_background(adapt(one, seed=1)) for one in (here[0], here[1], here[3])] == [False] * 3
-    assert [made_in_background(one) for one in here] == [False] * 4
+    assert [made_in_background(adapt(source, seed=1)) for source in elsewhere] == [True] * 5
+    assert [made_in_background(source) for source in elsewhere] == [True] * 4 + [False]
+    assert [made_in_background(adapt(source, seed=1)) for source in (here[0], here[1], here[3])] == [False] * 3
+    assert [made_in_background(source) for source in here] == [False] * 4
     assert made_in_background(adapt(worker_loader(), seed=1, shuffle=False))
 
 
@@ -515,7 +515,7 @@ def test_what_is_moved_of_a_batch_is_found_again_wherever_it_is():
     batch = {"a": [one, "text"], "b": Point(two, (3, None)), "c": parcel}
     moved: list[Any] = []
     map_tensors(batch, lambda tensor: moved.append(tensor) or tensor)
-    found = list(movable(batch))
-    assert [id(tensor) for tensor in found] == [id(tensor) for tensor in moved] == [id(one), id(two), id(parcel)]
+    tensors = list(movable(batch))
+    assert [id(tensor) for tensor in tensors] == [id(tensor) for tensor in moved] == [id(one), id(two), id(parcel)]
     marked = Marked([one])
     assert [id(tensor) for tensor in movable(marked)] == [id(one), id(marked.mask)]

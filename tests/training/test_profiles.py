@@ -61,9 +61,9 @@ def test_a_profile_has_a_trace_tables_a_timeline_and_a_summary(profiled: Path):
 
 def test_the_trace_has_the_steps_by_number_and_their_phases(profiled: Path):
     assert steps_in(profiled / "trace-rank0.json.gz") == list(range(10, 20))
-    found = [event["name"] for event in events(profiled / "trace-rank0.json.gz") if event.get("ph") == "X"]
+    names = [event["name"] for event in events(profiled / "trace-rank0.json.gz") if event.get("ph") == "X"]
     for name in ("next batch", "training step", "forward", "backward", "optimizer step", "after the step", "the loss"):
-        assert found.count(name) == 10, name
+        assert names.count(name) == 10, name
 
 
 def test_each_operator_is_counted(profiled: Path):

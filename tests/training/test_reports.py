@@ -77,8 +77,8 @@ def test_results_of_an_evaluation_are_added_to_the_file_of_metrics(make_trainer)
 def test_an_evaluation_beside_a_process_that_trains_leaves_its_record_alone(make_trainer, caplog):
     trainer = make_trainer(logger=None)
     with only_writer(trainer.run_dir):
-        (found,) = trainer.validate(Classifier(), loader(40), verbose=False)
-    assert found
+        (metrics,) = trainer.validate(Classifier(), loader(40), verbose=False)
+    assert metrics
     assert "The results are not logged: " in caplog.text
     assert not (trainer.run_dir / "metrics.csv").exists()
 

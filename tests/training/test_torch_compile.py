@@ -101,7 +101,7 @@ class Graphs:
 
 def test_a_module_that_torch_compile_returned_is_trained_compiled(make_trainer):
     graphs, backend = Graphs.kept, Graphs()
-    found = []
+    runs = []
     for compiled in (False, True):
         torch.manual_seed(0)
         module = OwnForward()
@@ -111,7 +111,7 @@ def test_a_module_that_torch_compile_returned_is_trained_compiled(make_trainer):
         results = trainer.validate(model, loader(40), verbose=False), trainer.test(model, loader(40), verbose=False)
         predictions = torch.cat(trainer.predict(model, loader(40)))
         saved = checkpoint.load(trainer.checkpoint_callback.best_model_path)["state_dict"]
-        found.append((final(module), results, predictions, saved))
+        runs.append((final(module), results, predictions, saved))
         assert trainer.module is module
         assert list(saved) == list(OwnForward().state_dict())
         assert trainer.lightning_module is module
@@ -119,7 +119,7 @@ def test_a_module_that_torch_compile_returned_is_trained_compiled(make_trainer):
         for copied in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
             assert torch.equal(copied(dataset(8).tensors[0]), module(dataset(8).tensors[0]))
 
-    eager, compiled = found
+    eager, compiled = runs
     assert any("scale" in str(node) for graph in graphs for node in graph.graph.nodes)
     assert torch.equal(eager[0], compiled[0])
     assert eager[1] == compiled[1]
@@ -131,7 +131,7 @@ def test_a_module_that_torch_compile_returned_is_trained_compiled(make_trainer):
 
 @pytest.mark.slow
 def test_a_compiled_module_is_compiled_in_every_rank(make_trainer):
-    found = []
+    states = []
     for compiled in (False, True):
         torch.manual_seed(0)
         module = Seen()
@@ -139,8 +139,8 @@ def test_a_compiled_module_is_compiled_in_every_rank(make_trainer):
         trainer.fit(torch.compile(module, backend="aot_eager") if compiled else module, loader())
         assert trainer.module is module
         assert module.compiled.tolist() == [float(compiled)]
-        found.append(final(module))
-    assert torch.allclose(*found, atol=1e-6)
+        states.append(final(module))
+    assert torch.allclose(*states, atol=1e-6)
 
 
 class Seen(OwnForward):

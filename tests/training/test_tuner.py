@@ -55,7 +55,7 @@ class Losses(fp.Callback):
 
 @pytest.mark.parametrize("kind", ["torch", "table"])
 def test_fit_after_a_search_is_fit_without_one_bit_for_bit(make_trainer: Any, tmp_path: Any, kind: str) -> None:
-    found = []
+    results = []
     for searches in (False, True):
         rng.seed_globals(5)
         module, batches, losses = Counts(), data(kind), Losses()
@@ -72,9 +72,9 @@ def test_fit_after_a_search_is_fit_without_one_bit_for_bit(make_trainer: Any, tm
             assert (trainer.global_step, trainer.stage, trainer.module) == (0, None, None)
             assert not trainer.run_dir.exists()
         trainer.fit(module, batches)
-        found.append((losses.seen, module.steps, torch.rand(1).item(), module.state_dict()))
-    assert found[0][:3] == found[1][:3]
-    assert all(torch.equal(value, found[1][3][name]) for name, value in found[0][3].items())
+        results.append((losses.seen, module.steps, torch.rand(1).item(), module.state_dict()))
+    assert results[0][:3] == results[1][:3]
+    assert all(torch.equal(value, results[1][3][name]) for name, value in results[0][3].items())
 
 
 def test_the_suggestion_becomes_the_attribute_and_the_hyperparameter(make_trainer: Any) -> None:

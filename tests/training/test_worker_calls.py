@@ -99,9 +99,9 @@ class Run:
         """Wait until a rank has reached a step, and return its latest record."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            found = self.steps(rank)
-            if found and found[-1]["step"] >= step:
-                return found[-1]
+            records = self.steps(rank)
+            if records and records[-1]["step"] >= step:
+                return records[-1]
             if self.process.poll() is not None:
                 raise AssertionError(self.process.communicate()[1])
             time.sleep(0.005)
@@ -126,10 +126,10 @@ class Run:
 
 def losses(run: Run, rank: int = 0) -> dict[int, set[str]]:
     """Every loss of a rank at a step, over all attempts."""
-    found: dict[int, set[str]] = {}
+    by_step: dict[int, set[str]] = {}
     for record in run.steps(rank):
-        found.setdefault(record["step"], set()).add(record["loss"])
-    return found
+        by_step.setdefault(record["step"], set()).add(record["loss"])
+    return by_step
 
 
 @pytest.fixture(scope="module")
@@ -316,8 +316,8 @@ def test_what_callbacks_remember_and_the_weights_come_home_and_can_be_evaluated(
     assert all((a != b).any() for a, b in zip(before, module.parameters(), strict=True))
     assert runner.checkpoint_callback.best_model_score == pytest.approx(float(runner.callback_metrics["val_loss"]))
 
-    (found,) = runner.validate(dataloaders=loader(shuffle=False))
-    assert found["val_loss"] == pytest.approx(float(runner.callback_metrics["val_loss"]))
+    (metrics,) = runner.validate(dataloaders=loader(shuffle=False))
+    assert metrics["val_loss"] == pytest.approx(float(runner.callback_metrics["val_loss"]))
 
 
 class Predicting(Classifier):
@@ -326,8 +326,8 @@ class Predicting(Classifier):
 
 
 def test_predictions_of_all_ranks_come_home_in_the_order_of_the_rows(several):
-    found = several().predict(Predicting(), loader(rows=47, shuffle=False))
-    assert torch.equal(torch.cat(found), dataset(47).tensors[0][:, 0])
+    predictions = several().predict(Predicting(), loader(rows=47, shuffle=False))
+    assert torch.equal(torch.cat(predictions), dataset(47).tensors[0][:, 0])
 
 
 def test_what_can_not_be_sent_is_said(several):

@@ -46,11 +46,11 @@ def save(directory: Path, number: int, same: bool) -> None:
     """Save like a callback that keeps the latest checkpoint, under a new name or always the same one."""
     path = directory / ("a.ckpt" if same else f"{number}.ckpt")
     checkpoint.clean_up(directory)
-    older = [one for one in checkpoint.find(directory) if one != path]
+    older = [earlier for earlier in checkpoint.find(directory) if earlier != path]
     checkpoint.save({"state_dict": {"w": torch.full((10,), number)}, "number": number}, path, {"number": number})
     checkpoint.point(directory / checkpoint.LAST, path)
-    for one in older:
-        checkpoint.delete(one)
+    for earlier in older:
+        checkpoint.delete(earlier)
 
 
 def check(directory: Path, done: int, begun: int) -> None:

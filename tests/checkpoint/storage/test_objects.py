@@ -70,8 +70,8 @@ def write(uri: str, **state: Any) -> str:
 def names(uri: str) -> list[str]:
     """All objects below a URI; state files without their unique part."""
     place = to_place(uri)
-    found = store_of(place)._list(place)
-    return sorted("state" if "/state" in name and "ckpt" not in name.rpartition("/")[2] else name for name in found)
+    listed = store_of(place)._list(place)
+    return sorted("state" if "/state" in name and "ckpt" not in name.rpartition("/")[2] else name for name in listed)
 
 
 def put(uri: str, content: bytes = b"half") -> None:
@@ -117,8 +117,8 @@ def test_a_large_state_goes_up_in_parts_and_takes_little_memory(s3, tmp_path):
     done = subprocess.run([sys.executable, script, f"{s3}/a.ckpt"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 130, "MB beyond the state's own 144"
-    found = checkpoint.load(f"{s3}/a.ckpt")["state_dict"]["w"]
-    assert torch.equal(found, torch.arange(36 << 20, dtype=torch.int32))
+    tensor = checkpoint.load(f"{s3}/a.ckpt")["state_dict"]["w"]
+    assert torch.equal(tensor, torch.arange(36 << 20, dtype=torch.int32))
 
 
 def test_the_newest_complete_one_is_found_and_litter_is_not(remote):

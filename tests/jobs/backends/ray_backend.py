@@ -70,9 +70,9 @@ class RayCluster:
     def lose_a_machine(self, bench: Bench) -> None:
         """Kill the second node and everything that runs on it."""
         raylet = psutil.Process(self._second.all_processes["raylet"][0].process.pid)
-        for one in [raylet, *raylet.children(recursive=True)]:
+        for process in [raylet, *raylet.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                process.kill()
         self._cluster.remove_node(self._second, allow_graceful=False)
         self._second = None
 
@@ -81,7 +81,7 @@ class RayCluster:
         from ray.job_submission import JobSubmissionClient
 
         ray = JobSubmissionClient(self._address)
-        left = [one.submission_id for one in ray.list_jobs() if one.submission_id and not one.status.is_terminal()]
+        left = [job.submission_id for job in ray.list_jobs() if job.submission_id and not job.status.is_terminal()]
         for key in left:
             ray.stop_job(key)
         for key in left:

@@ -42,15 +42,15 @@ def test_each_replica_knows_its_place_and_the_master_decides(bench: Bench, place
         who: json.loads(bench.output(who=f"{who}-0").splitlines()[0])
         for who in ("master", "worker", "parameter_server", "evaluator")
     }
-    clusters = [json.loads(one["TF_CONFIG"])["cluster"] for one in told.values()]
-    assert all(one == clusters[0] for one in clusters)
+    clusters = [json.loads(environment["TF_CONFIG"])["cluster"] for environment in told.values()]
+    assert all(cluster == clusters[0] for cluster in clusters)
     assert {role: len(addresses) for role, addresses in clusters[0].items()} == {"chief": 1, "worker": 1, "ps": 1}
     assert len({address for addresses in clusters[0].values() for address in addresses}) == 3
-    assert [told[one]["RANK"] for one in told] == ["0", "1", None, None]
-    assert {told[one]["WORLD_SIZE"] for one in ("master", "worker")} == {"2"}
-    assert len({(told[one]["MASTER_ADDR"], told[one]["MASTER_PORT"]) for one in ("master", "worker")}) == 1
-    assert {one["FOOTPLATE_JOB_NAME"] for one in told.values()} == {"my_job"}
-    assert {one["FOOTPLATE_JOB_DIR"] for one in told.values()} == {bench.job_dir}
+    assert [told[replica]["RANK"] for replica in told] == ["0", "1", None, None]
+    assert {told[replica]["WORLD_SIZE"] for replica in ("master", "worker")} == {"2"}
+    assert len({(told[replica]["MASTER_ADDR"], told[replica]["MASTER_PORT"]) for replica in ("master", "worker")}) == 1
+    assert {environment["FOOTPLATE_JOB_NAME"] for environment in told.values()} == {"my_job"}
+    assert {environment["FOOTPLATE_JOB_DIR"] for environment in told.values()} == {bench.job_dir}
     assert bench.output().splitlines()[1:] == [str(["--epochs", "2", "--job-dir", bench.job_dir])]
     ends = {
         "master": "ended with exit code 0",
@@ -60,7 +60,7 @@ def test_each_replica_knows_its_place_and_the_master_decides(bench: Bench, place
     }
     if not place.kind.tells_each_end:
         ends |= dict.fromkeys(("worker", "parameter_server", "evaluator"), "ended with its job")
-    assert {one.role: one.outcome for one in bench.jobs.store.processes("my_job")} == ends
+    assert {process.role: process.outcome for process in bench.jobs.store.processes("my_job")} == ends
 
 
 def test_of_several_jobs_at_once_each_comes_to_its_own_end(bench: Bench, place: Place):
@@ -137,8 +137,8 @@ def test_no_line_is_lost_or_written_twice_when_the_supervisor_is_killed(bench: B
     assert (job.state, job.attempt, job.failures, job.losses) == (State.SUCCEEDED, last, 0, last - 1)
     count = int((bench.directory / f"numbers-{last}").read_text())
     end = f"{last} end" if place.kind.keeps_bytes else f"{last} end\n"
-    assert bench.output(attempt=last) == "".join(f"{last} {one}\n" for one in range(count)) + end
-    (process,) = [one for one in bench.jobs.store.processes("my_job") if one.attempt == last]
+    assert bench.output(attempt=last) == "".join(f"{last} {number}\n" for number in range(count)) + end
+    (process,) = [noted for noted in bench.jobs.store.processes("my_job") if noted.attempt == last]
     assert process.outcome == "ended with exit code 0"
 
 
@@ -182,7 +182,9 @@ def test_a_lost_machine_is_not_the_programs_fault_and_the_curve_goes_on(bench: B
     job = bench.jobs.wait("my_job")
     losses = 0 if place.kind.requeues else 1
     assert (job.state, job.attempt, job.failures, job.losses) == (State.SUCCEEDED, 2, 0, losses), job.cause
-    first, second = (dict(re.findall(r"^(\d+) (\S+)$", bench.output(attempt=one), re.MULTILINE)) for one in (1, 2))
+    first, second = (
+        dict(re.findall(r"^(\d+) (\S+)$", bench.output(attempt=attempt), re.MULTILINE)) for attempt in (1, 2)
+    )
     begun = min(map(int, second))
     assert begun in (5, 7)  # after the checkpoint of step 6, unless that wasn't complete yet
     assert list(second) == [str(step) for step in range(begun, 11)]

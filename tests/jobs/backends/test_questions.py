@@ -115,10 +115,10 @@ def test_all_replicas_show_their_stacks_and_are_profiled_also_if_their_training_
     for profile in profiles():
         assert {path.name for path in profile.glob("trace-*")} == {"trace-rank0.json.gz", "trace-rank1.json.gz"}
 
-    for action, thing in {"stacks": "stacks", "profile": "a profile"}.items():
+    for action, noun in {"stacks": "stacks", "profile": "a profile"}.items():
         code, text, errors = footplate("jobs", action, "my_job")
         assert (code, text) == (2, "")
-        assert f"my_job is SUCCEEDED: only a running job has {thing}." in errors
+        assert f"my_job is SUCCEEDED: only a running job has {noun}." in errors
 
 
 @ON_THIS_MACHINE
@@ -168,7 +168,7 @@ def test_without_a_training_too_a_question_needs_no_supervisor_leaves_no_job_and
     assert "s3cret" not in json.dumps(arguments)
     assert set(arguments["runtime_env"]["env_vars"]) == {"FOOTPLATE_RAY_QUESTION"}
     assert arguments["entrypoint"] == "exec python -P -m footplate.jobs.backends.ray.question"
-    known = [one.submission_id for one in JobSubmissionClient(place.options["address"]).list_jobs()]
+    known = [listed.submission_id for listed in JobSubmissionClient(place.options["address"]).list_jobs()]
     assert arguments["submission_id"] not in known
     assert f"{job.id}-1" in known
     (bench.directory / "go").touch()

@@ -53,17 +53,21 @@ def submitted(home: Home, state: State, waited_s: float = 0.0, **spec: Any) -> t
 def test_a_cancelled_job_says_that_it_may_go_on_where_nobody_could_be_told(home: Home):
     store, job = submitted(home, State.CANCELLING)
     supervisor.main("my_job")
-    found = store.find("my_job")
-    assert (found.state, found.cause) == (State.CANCELLED, f"{LEFT}{job.id}-1")
+    stored = store.find("my_job")
+    assert (stored.state, stored.cause) == (State.CANCELLED, f"{LEFT}{job.id}-1")
 
 
 def test_a_job_that_waits_for_its_cluster_waits_no_longer_than_it_was_to(home: Home):
     store, job = submitted(home, State.PREPARING, 3600.0, scheduling={"maxWaitTime": "1800s"})
     supervisor.main("my_job")
-    found = store.find("my_job")
+    stored = store.find("my_job")
     waited = "it has waited for 1800s, its maximum waiting time"
-    assert (found.state, found.cause) == (State.CANCELLED, f"{waited}; {LEFT}{job.id}-1")
-    assert [one.target for one in store.transitions("my_job")] == [State.PREPARING, State.CANCELLING, State.CANCELLED]
+    assert (stored.state, stored.cause) == (State.CANCELLED, f"{waited}; {LEFT}{job.id}-1")
+    assert [transition.target for transition in store.transitions("my_job")] == [
+        State.PREPARING,
+        State.CANCELLING,
+        State.CANCELLED,
+    ]
 
 
 def test_a_job_that_has_begun_before_waits_for_its_cluster_as_long_as_it_takes(home: Home, monkeypatch):

@@ -123,15 +123,15 @@ class Cluster:
     def get(self, asked: Ref | list[Ref]) -> Any:
         if isinstance(asked, list):  # where they are: known when all actors have started
             self.clock.sleep(self.start_s)
-            return [one.what for one in asked]
+            return [ref.what for ref in asked]
         if isinstance(asked.what, RayError):
             raise asked.what
         return asked.what
 
     def wait(self, refs: Sequence[Ref], num_returns: int = 1, timeout: float = 0.0) -> tuple[list[Ref], list[Ref]]:
         if timeout:
-            self.clock.now = max(self.clock.now, min([self.clock.now + timeout, *(one.at for one in refs)]))
-        return [one for one in refs if one.at <= self.clock.now], []
+            self.clock.now = max(self.clock.now, min([self.clock.now + timeout, *(ref.at for ref in refs)]))
+        return [ref for ref in refs if ref.at <= self.clock.now], []
 
 
 class Placed(EntryPoint):
@@ -146,7 +146,9 @@ class Placed(EntryPoint):
 
     def _place(self) -> bool:
         places = replica_ids(self._execution)
-        self._replicas = [Replica(one.role, one.index, actor) for one, actor in zip(places, self._actors, strict=True)]
+        self._replicas = [
+            Replica(place.role, place.index, actor) for place, actor in zip(places, self._actors, strict=True)
+        ]
         return True
 
 
@@ -168,7 +170,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> Iterator[tuple[str, bytes]]:
 def ends(capfd: pytest.CaptureFixture[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """End of each replica, and the cause of the job's end."""
     events = [json.loads(data) for source, data in said(capfd) if source == OURS]
-    ended = {f"{one['role']}-{one['index']}": one["outcome"] for one in events if one["event"] == "ended"}
+    ended = {f"{event['role']}-{event['index']}": event["outcome"] for event in events if event["event"] == "ended"}
     return ended, events[-1]["failure"]
 
 
@@ -215,7 +217,7 @@ def test_an_actor_that_cannot_be_reached_for_a_while_goes_on_and_one_that_stays_
     output = list(said(capfd))
     assert ("master-0", b"back\n") in output
     events = [json.loads(data) for source, data in output if source == OURS]
-    lost = [one["role"] for one in events if "lost" in one.get("outcome", "")]
+    lost = [event["role"] for event in events if "lost" in event.get("outcome", "")]
     assert lost == ["worker"]
 
 

@@ -132,7 +132,11 @@ def test_a_killed_driver_takes_its_replicas_along_and_is_not_the_programs_fault(
 def _driver(bench: Bench) -> psutil.Process:
     """The driver process of a job of this test."""
     drivers = [
-        one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[-1:] == [entrypoint.__name__]
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[-1:] == [entrypoint.__name__]
     ]
-    (found,) = [one for one in drivers if str(bench.directory) in one.environ().get(entrypoint.VARIABLE, "")]
-    return found
+    (driver,) = [
+        process for process in drivers if str(bench.directory) in process.environ().get(entrypoint.VARIABLE, "")
+    ]
+    return driver

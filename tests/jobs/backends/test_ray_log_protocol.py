@@ -38,7 +38,7 @@ def test_a_line_of_a_program_that_looks_like_an_event_is_its_output():
 def test_long_lines_are_cut_for_what_carries_them():
     stream = encode("master-0", b"x" * (3 * LONGEST) + b"\n" + b"y")
     assert [len(line) for line in stream.split(b"\n")] == [LONGEST + 10] * 3 + [11, 0]
-    pieces = [found[1] for line in stream.split(b"\n") if (found := decode(line.decode()))]
+    pieces = [decoded[1] for line in stream.split(b"\n") if (decoded := decode(line.decode()))]
     assert b"".join(pieces) == b"x" * (3 * LONGEST) + b"\ny"
 
 

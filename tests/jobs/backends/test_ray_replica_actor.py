@@ -22,12 +22,12 @@ ROOT = Path(__file__).parent.parent.parent.parent
 def test_a_call_that_is_repeated_while_the_first_is_still_at_it_gets_the_same_answer():
     replica, heard = ReplicaActor(), []
     calls = [threading.Thread(target=lambda: heard.append(replica.poll(0))) for _ in range(2)]
-    for one in calls:
-        one.start()
+    for thread in calls:
+        thread.start()
     for text in (b"one", b"two"):
         replica._messages.put(Message("output", text))
-    for one in calls:
-        one.join()
+    for thread in calls:
+        thread.join()
     while len(heard) < 4 and sum(len(said) for _, said in heard[1:]) < 2:  # what came too late for that answer
         heard.append(replica.poll(heard[-1][0]))
     assert heard[0] == heard[1]

@@ -35,9 +35,9 @@ def test_the_documents_two_examples_become_ray_jobs(text: str):
     assert task["plan"]["arguments"] == ["-m", "trainer.task", "--epochs", "2", "--job-dir", "gs://bucket/out"]
     execution = Execution.from_dict(task["plan"])
     assert (
-        sum(one["count"] for one in task["needs"])
+        sum(need["count"] for need in task["needs"])
         == len(replica_ids(resolved))
-        == sum(one.count for one in execution.replicas)
+        == sum(replica.count for replica in execution.replicas)
     )
     (master, *_) = task["needs"]
     assert (master["gpus"], master["kind"]) == (4, "K80")

@@ -18,12 +18,12 @@ def nodes(*having: dict[str, float]) -> dict[str, dict[str, float]]:
 
 @given(PLAIN, NEEDS)
 def test_a_job_without_accelerators_fits_any_cluster(cores: list[int], wanted: list[tuple[int, int]]):
-    there = nodes(*({"CPU": float(one)} for one in cores))
+    there = nodes(*({"CPU": float(count)} for count in cores))
     roles = [Need("worker", count, cpus) for count, cpus in wanted]
     asked = bundles(roles, there)
     assert len(asked) == sum(count for count, _ in wanted)
     assert holds(there, asked)
-    declared = [one.bundle() for one in roles for _ in range(one.count)]
+    declared = [role.bundle() for role in roles for _ in range(role.count)]
     assert all(0 < mine["CPU"] <= whole["CPU"] for mine, whole in zip(asked, declared, strict=True))
     if holds(there, declared):
         assert asked == declared

@@ -55,7 +55,7 @@ until_there("go")
 
 
 def _states(bench: Bench) -> list[str]:
-    return [f"{one.target} {one.attempt}" for one in bench.jobs.store.transitions("my_job")]
+    return [f"{transition.target} {transition.attempt}" for transition in bench.jobs.store.transitions("my_job")]
 
 
 def _slurm_state(place: Slurm, bench: Bench) -> str:
@@ -72,12 +72,12 @@ def test_before_the_time_limit_the_job_saves_and_slurm_requeues_it(bench: Bench,
     until(lambda: place.hurry(bench) or (bench.directory / "ready-2").exists())
     (bench.directory / "go").touch()
     ended = bench.jobs.wait("my_job")
-    causes = [one.cause for one in bench.jobs.store.transitions("my_job")]
+    causes = [transition.cause for transition in bench.jobs.store.transitions("my_job")]
     assert (ended.state, ended.attempt, ended.failures, ended.losses) == (State.SUCCEEDED, 2, 0, 0), causes
     assert bench.output() == "begins 1\nsaving 1\n"
     assert bench.output(attempt=2) == "begins 2\n"
     assert _states(bench) == ["QUEUED 0", "PREPARING 1", "RUNNING 1", "PREPARING 2", "RUNNING 2", "SUCCEEDED 2"]
-    causes = [one.cause for one in bench.jobs.store.transitions("my_job")]
+    causes = [transition.cause for transition in bench.jobs.store.transitions("my_job")]
     assert causes[3] == f"Slurm has requeued it as job {job.id}: its time limit was near"
     until(lambda: _slurm_state(place, bench) == "COMPLETED")
     assert [(each.id, each.restarts) for each in place.client.jobs(f"{ended.id}-1")] == [(job.id, 1)]
@@ -96,7 +96,7 @@ def test_a_replica_that_slurm_asks_to_end_before_the_entry_point_is_no_loss(benc
     until(lambda: place.hurry(bench) or (bench.directory / "ready-2").exists())
     (bench.directory / "go").touch()
     ended = bench.jobs.wait("my_job")
-    causes = [one.cause for one in bench.jobs.store.transitions("my_job")]
+    causes = [transition.cause for transition in bench.jobs.store.transitions("my_job")]
     assert (ended.state, ended.attempt, ended.failures, ended.losses) == (State.SUCCEEDED, 2, 0, 0), causes
 
 
@@ -108,7 +108,7 @@ def test_a_replica_that_alone_gets_sigterm_is_lost(bench: Bench, place: Slurm):
     until(lambda: place.hurry(bench) or (bench.directory / "ready-2").exists())
     (bench.directory / "go").touch()
     ended = bench.jobs.wait("my_job")
-    causes = [one.cause for one in bench.jobs.store.transitions("my_job")]
+    causes = [transition.cause for transition in bench.jobs.store.transitions("my_job")]
     assert (ended.state, ended.attempt, ended.failures, ended.losses) == (State.SUCCEEDED, 2, 0, 1), causes
 
 
@@ -152,9 +152,9 @@ def test_a_preempted_trainer_resumes_by_itself_where_it_saved(bench: Bench, plac
     place.cluster.run("scancel", urgent_job)
     until(lambda: place.hurry(bench) or bench.jobs.store.state("my_job") == State.RUNNING)
     job = bench.jobs.wait("my_job")
-    causes = [one.cause for one in bench.jobs.store.transitions("my_job")]
+    causes = [transition.cause for transition in bench.jobs.store.transitions("my_job")]
     assert (job.state, job.attempt, job.failures, job.losses) == (State.SUCCEEDED, 2, 0, 0), causes
-    first, second = ([line.split()[0] for line in bench.output(attempt=one).splitlines()] for one in (1, 2))
+    first, second = ([line.split()[0] for line in bench.output(attempt=attempt).splitlines()] for attempt in (1, 2))
     steps = [int(step) for step in (*first, *second) if step.isdigit()]
     assert steps == list(range(1, 21))
     assert any(step.isdigit() for step in second)
@@ -189,7 +189,7 @@ def test_each_gpu_of_a_node_has_a_rank_and_one_that_fails_ends_the_others(bench:
                 f"[rank {first + 2}] {first + 2} 6 2 3 {node} 0,1,2",
             ]
             assert sorted(line for line in lines if line.endswith("0,1,2")) == expected
-    causes = [one.cause for one in bench.jobs.store.transitions("my_job")]
+    causes = [transition.cause for transition in bench.jobs.store.transitions("my_job")]
     assert any(cause.startswith("worker 0 ended with exit code 1: ValueError: only here") for cause in causes), causes
 
 

@@ -129,23 +129,23 @@ def test_output_that_takes_longer_to_fetch_than_the_end_is_waited_for_is_fetched
     cloud.page = 1
     monkeypatch.setattr(logs, "PAGES", 1)
     monkeypatch.setattr(attempt, "ENDING_S", 0.5)
-    one = begin(tmp_path)
-    until(one, lambda: cloud.runs)
+    running = begin(tmp_path)
+    until(running, lambda: cloud.runs)
     for number in range(30):
         cloud.say(cloud.runs[0], "workerpool0-0", f"line {number}")
     succeed(cloud)
-    until(one, lambda: one.over)
+    until(running, lambda: running.over)
     assert (tmp_path / "master-0.log").read_text() == "".join(f"line {number}\n" for number in range(30))
 
 
 def test_output_that_cannot_be_had_is_not_waited_for_for_ever_and_that_is_said(cloud, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(attempt, "ENDING_S", 0.3)
-    one = begin(tmp_path)
-    until(one, lambda: cloud.runs)
+    running = begin(tmp_path)
+    until(running, lambda: cloud.runs)
     cloud.troubles.append(Trouble("POST", "entries:list", error(503), times=10**6))
     succeed(cloud)
-    until(one, lambda: one.over)
-    assert one.succeeded
+    until(running, lambda: running.over)
+    assert running.succeeded
     assert "The rest of its output can't be fetched." in caplog.text
 
 

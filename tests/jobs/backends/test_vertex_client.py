@@ -154,15 +154,15 @@ def test_the_project_is_looked_up_where_gclouds_users_have_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "job_dir", "found"),
+    ("given", "job_dir", "expected"),
     [
         ("gs://mine/path/", None, "gs://mine/path"),
         ("mine", None, "gs://mine"),
         (None, "gs://bucket/job/dir", "gs://bucket"),
     ],
 )
-def test_the_staging_bucket_is_that_of_the_job_directory_unless_given(given, job_dir, found):
-    assert destination.staging(given, job_dir) == found
+def test_the_staging_bucket_is_that_of_the_job_directory_unless_given(given, job_dir, expected):
+    assert destination.staging(given, job_dir) == expected
 
 
 @pytest.mark.parametrize("given", ["s3://mine", "gs://", "gs://UPPER", None])

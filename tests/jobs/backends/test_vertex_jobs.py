@@ -29,7 +29,9 @@ def test_secrets_of_the_shell_reach_neither_google_nor_the_disk(
     assert bench.jobs.wait("my_job").state == State.SUCCEEDED
     assert "customJobs" in json.dumps(place.cloud.requests)
     assert secret not in json.dumps(place.cloud.requests)
-    assert not [one for one in bench.jobs.home.root.rglob("*") if one.is_file() and secret.encode() in one.read_bytes()]
+    assert not [
+        path for path in bench.jobs.home.root.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()
+    ]
 
 
 def test_in_an_image_of_the_users_the_package_is_installed_first(bench: Bench, place: VertexProject):
@@ -79,13 +81,13 @@ def test_each_attempt_is_a_custom_job_and_its_package_is_sent_once(bench: Bench,
     (first,) = until(lambda: place.cloud.runs)
     uris = first.resource["jobSpec"]["workerPoolSpecs"][0]["pythonPackageSpec"]["packageUris"]
     files = GcsFileSystem(anonymous=True, scheme="http", endpoint_override=place.variables["STORAGE_EMULATOR_HOST"][7:])
-    written = [files.get_file_info(one.removeprefix("gs://")).mtime for one in uris]
+    written = [files.get_file_info(uri.removeprefix("gs://")).mtime for uri in uris]
     assert all(written)
     job = bench.jobs.wait("my_job")
     assert (job.state, job.attempt, job.failures) == (State.SUCCEEDED, 2, 1)
     second = place.cloud.runs[1].resource
     assert second["jobSpec"]["workerPoolSpecs"][0]["pythonPackageSpec"]["packageUris"] == uris
-    assert [files.get_file_info(one.removeprefix("gs://")).mtime for one in uris] == written
-    assert len({one.resource["labels"]["footplate_attempt"] for one in place.cloud.runs}) == len(place.cloud.runs) == 2
-    names = {one.base_name for one in files.get_file_info(FileSelector("lake/staging/footplate", recursive=True))}
+    assert [files.get_file_info(uri.removeprefix("gs://")).mtime for uri in uris] == written
+    assert len({run.resource["labels"]["footplate_attempt"] for run in place.cloud.runs}) == len(place.cloud.runs) == 2
+    names = {file.base_name for file in files.get_file_info(FileSelector("lake/staging/footplate", recursive=True))}
     assert names >= {"trainer-0.tar.gz", "footplate_launch-0.tar.gz", "launch.py"}

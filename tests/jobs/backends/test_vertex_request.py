@@ -45,7 +45,7 @@ PLACE = {"project": "my-project", "staging_bucket": "gs://my-bucket/staging"}
 FLAGS = {"module-name": "trainer.task", "region": "us-central1", "job-dir": "gs://my-bucket/job"}
 
 
-def strictly(name: str, found: dict[str, Any]) -> Any:
+def strictly(name: str, document: dict[str, Any]) -> Any:
     """A message from JSON, by one of Google's own types: an unknown field, or a value of another type, is an error.
 
     Importing these types takes seconds, which only the process that runs these tests should spend.
@@ -54,7 +54,7 @@ def strictly(name: str, found: dict[str, Any]) -> Any:
 
     module, _, kind = name.rpartition(".")
     message = getattr(importlib.import_module(f"google.cloud.{module}"), kind)
-    return json_format.ParseDict(found, message.pb()(), ignore_unknown_fields=False)
+    return json_format.ParseDict(document, message.pb()(), ignore_unknown_fields=False)
 
 
 @pytest.fixture
@@ -103,12 +103,12 @@ def test_the_documents_example_configurations_are_exact_requests(text, package, 
     assert asked["url"] == (
         "https://us-central1-aiplatform.googleapis.com/v1/projects/my-project/locations/us-central1/customJobs"
     )
-    found = strictly("aiplatform_v1.types.custom_job.CustomJob", asked["body"])
-    assert [pool.replica_count for pool in found.job_spec.worker_pool_specs] == [1, 9, 3]
-    assert list(found.job_spec.worker_pool_specs[1].python_package_spec.args) == [
+    custom_job = strictly("aiplatform_v1.types.custom_job.CustomJob", asked["body"])
+    assert [pool.replica_count for pool in custom_job.job_spec.worker_pool_specs] == [1, 9, 3]
+    assert list(custom_job.job_spec.worker_pool_specs[1].python_package_spec.args) == [
         "trainer.task", "--user_first_arg", "first_arg_value", "--job-dir", "gs://my-bucket/job"
     ]  # fmt: skip
-    assert found.job_spec.scheduling.disable_retries
+    assert custom_job.job_spec.scheduling.disable_retries
     assert "K80 no longer exists" in err
     assert "There is no runtimeVersion" in err
 
@@ -158,7 +158,10 @@ def test_an_image_with_a_command_of_its_own_runs_it():
     given = {"region": "us-central1", "master-machine-type": "n1-standard-4", "scale-tier": "CUSTOM"}
     (pool,) = pools(resolve(draft(parse(text), given, (), "my_job")), None)
     assert pool["containerSpec"]["command"] == ["/bin/train"]
-    assert {one["name"] for one in pool["containerSpec"]["env"]} >= {"FOOTPLATE_JOB_ID", "FOOTPLATE_JOB_ATTEMPT"}
+    assert {variable["name"] for variable in pool["containerSpec"]["env"]} >= {
+        "FOOTPLATE_JOB_ID",
+        "FOOTPLATE_JOB_ATTEMPT",
+    }
 
 
 def test_what_vertex_cannot_run_is_refused_before_anything_is_sent(package):
@@ -189,7 +192,7 @@ def test_google_is_asked_as_the_account_that_submitted_the_job_whoever_starts_it
     home.job("My_Job").mkdir(parents=True)
     process_env.write(home.job("My_Job"), {"CLOUDSDK_CONFIG": "/home/me/gcloud", "GOOGLE_EXTERNAL": "not written down"})
     googles = ("GOOGLE_", "CLOUDSDK_", "STORAGE_")
-    for name in [one for one in os.environ if one.startswith(googles)]:
+    for name in [variable for variable in os.environ if variable.startswith(googles)]:
         monkeypatch.delenv(name)
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "STORAGE_EMULATOR_HOST", "GOOGLE_EXTERNAL"):
         monkeypatch.setenv(name, "of another job")
@@ -228,9 +231,9 @@ def test_pip_installs_the_distributions_with_all_files_of_the_package(package, t
         (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_text(name)
     (package / "v1.0" / "run[1].sh").chmod(0o755)
-    for one in distributions(snapshot(package, (), tmp_path / "home")):
-        if one.name.endswith(".tar.gz"):
-            (tmp_path / one.name).write_bytes(one.content)
+    for distribution in distributions(snapshot(package, (), tmp_path / "home")):
+        if distribution.name.endswith(".tar.gz"):
+            (tmp_path / distribution.name).write_bytes(distribution.content)
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target",
          str(tmp_path / "installed"), *map(str, tmp_path.glob("*.tar.gz"))],

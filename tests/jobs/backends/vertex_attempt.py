@@ -33,9 +33,9 @@ def created(cloud: Cloud) -> Run:
     return cloud.create(PLACE.removeprefix("/v1/"), wish())
 
 
-def until(one: CustomJob, condition: Callable[[], object]) -> None:
+def until(attempt: CustomJob, condition: Callable[[], object]) -> None:
     """Read the attempt's events until a condition is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        one.wait(0.05)
+        attempt.wait(0.05)
         assert time.monotonic() < deadline, "it never happened"

@@ -86,8 +86,8 @@ class Replicas:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for one in self._readers:
-            one.join(60)
+        for reader in self._readers:
+            reader.join(60)
 
     def _start(self, pool: dict[str, Any], described: dict[str, Any]) -> None:
         task = f"{described['task']['type']}-{described['task']['index']}"
@@ -106,7 +106,7 @@ class Replicas:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join(filter(None, [*path, os.environ.get("PYTHONPATH")])),
             "CLUSTER_SPEC": json.dumps(described),
-            **{one["name"]: one["value"] for one in spec.get("env", [])},
+            **{variable["name"]: variable["value"] for variable in spec.get("env", [])},
             **PIP,
             "PIP_TARGET": path[0],
         }

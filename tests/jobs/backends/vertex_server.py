@@ -56,10 +56,10 @@ class Trouble:
 
 def error(code: int, message: str = "", status: str = "", **info: str) -> tuple[int, dict[str, Any]]:
     """A Google error response."""
-    found: dict[str, Any] = {"code": code, "message": message, "status": status}
+    body: dict[str, Any] = {"code": code, "message": message, "status": status}
     if info:
-        found["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "domain": "googleapis.com", **info}]
-    return code, {"error": found}
+        body["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "domain": "googleapis.com", **info}]
+    return code, {"error": body}
 
 
 @dataclass
@@ -105,8 +105,8 @@ class Cloud:
     def renew(self) -> None:
         """Stop everything that runs, and clear the state."""
         self.close()
-        for one in (self.runs, self.entries, self.requests, self.troubles, self._threads):
-            one.clear()
+        for collection in (self.runs, self.entries, self.requests, self.troubles, self._threads):
+            collection.clear()
         self.page, self.executes = PAGE, True
 
     def asked(self, method: str, path: str) -> list[Any]:
@@ -130,20 +130,20 @@ class Cloud:
         with self._lock:
             if method == "POST" and path == "/v2/entries:list":
                 return 200, self._entries(body)
-            if found := JOB.fullmatch(path):
-                run = next((one for one in self.runs if one.resource["name"] == found[1]), None)
+            if match := JOB.fullmatch(path):
+                run = next((candidate for candidate in self.runs if candidate.resource["name"] == match[1]), None)
                 if run is None:
                     return error(404, "CustomJob does not exist.", "NOT_FOUND")
-                if not found[2]:
+                if not match[2]:
                     return 200, dict(run.resource)  # a copy of the current state
                 if run.resource["state"] in ENDED:
                     return error(400, "The job has ended.", "FAILED_PRECONDITION")
                 run.resource["state"] = "JOB_STATE_CANCELLING"
                 run.cancelled.set()
                 return 200, {}
-            if found := JOBS.fullmatch(path):
+            if match := JOBS.fullmatch(path):
                 return (
-                    (200, self._list(query)) if method == "GET" else (200, dict(self.create(found[1], body).resource))
+                    (200, self._list(query)) if method == "GET" else (200, dict(self.create(match[1], body).resource))
                 )
         return error(404, "no such method", "NOT_FOUND")
 
@@ -160,15 +160,15 @@ class Cloud:
 
     def close(self) -> None:
         """Lose all machines. Return when all their processes are gone."""
-        for one in self.runs:
-            one.lost.set()
+        for run in self.runs:
+            run.lost.set()
         for thread in self._threads:
             thread.join(60)
 
     def _list(self, query: dict[str, str]) -> dict[str, Any]:
         match = re.fullmatch(r"labels\.([a-z_]+)=([a-z0-9_-]+)", query["filter"])
         assert match, query
-        names = [dict(one.resource) for one in self.runs if one.resource.get("labels", {}).get(match[1]) == match[2]]
+        names = [dict(run.resource) for run in self.runs if run.resource.get("labels", {}).get(match[1]) == match[2]]
         at = int(query.get("pageToken", 0))
         more = {"nextPageToken": str(at + 1)} if len(names) > at + 1 else {}
         return {"customJobs": names[at : at + 1], **more} if names else {}
@@ -180,11 +180,11 @@ class Cloud:
         assert match, body
         assert body["orderBy"] == "timestamp asc"
         fitting = [
-            one
-            for one in self.entries
-            if one["resource"]["labels"]["job_id"] == match[1] and one["timestamp"] >= match[2]
+            entry
+            for entry in self.entries
+            if entry["resource"]["labels"]["job_id"] == match[1] and entry["timestamp"] >= match[2]
         ]
-        fitting.sort(key=lambda one: (one["timestamp"], one["insertId"]))
+        fitting.sort(key=lambda entry: (entry["timestamp"], entry["insertId"]))
         at, size = int(body.get("pageToken", 0)), min(self.page, body["pageSize"])
         more = {"nextPageToken": str(at + size)} if len(fitting) > at + size else {}
         return {"entries": fitting[at : at + size], **more} if fitting else {}
@@ -267,9 +267,9 @@ class _Handler(BaseHTTPRequestHandler):
         cloud.requests.append((self.command, self.path, dict(self.headers), body))
         trouble = next(
             (
-                one
-                for one in cloud.troubles
-                if one.times and one.method == self.command and re.search(one.path, self.path)
+                candidate
+                for candidate in cloud.troubles
+                if candidate.times and candidate.method == self.command and re.search(candidate.path, self.path)
             ),
             None,
         )
@@ -277,13 +277,13 @@ class _Handler(BaseHTTPRequestHandler):
             trouble.times -= 1
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if trouble is None or trouble.done:
-            status, found = cloud.answer(self.command, parts.path, query, body)
+            status, document = cloud.answer(self.command, parts.path, query, body)
         if trouble:
             if trouble.answer is None:
                 self.close_connection = True
                 return
-            status, found = trouble.answer
-        data = json.dumps(found).encode()
+            status, document = trouble.answer
+        data = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

@@ -44,15 +44,15 @@ def tune(bench: Bench, source: str, name: str = "tuned", **keys: object) -> None
 
 def pids_of(directory: Path, word: str = SERVER) -> list[int]:
     """The processes of a home, forks of the fork server included, that were started with this word."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
             ours = os.fsencode(directory) in (process / "environ").read_bytes()
             # Only the exit code is left of a zombie.
             if ours and word.encode() in words and Identity.of(int(process.name)):
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def server_of(bench: Bench) -> int:

@@ -37,7 +37,7 @@ LINES = st.one_of(
 
 
 def ours(root: Path) -> set[str]:
-    found: set[str] = set()
+    files: set[str] = set()
 
     def look(directory: Path, rules: list[gitignore.Rules]) -> None:
         rules = [*rules, *gitignore.read(directory)]
@@ -48,10 +48,10 @@ def ours(root: Path) -> set[str]:
                 if path.is_dir():
                     look(path, rules)
                 else:
-                    found.add(path.relative_to(root).as_posix())
+                    files.add(path.relative_to(root).as_posix())
 
     look(root, [])
-    return found
+    return files
 
 
 def gits(root: Path) -> set[str]:

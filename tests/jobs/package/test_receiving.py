@@ -69,7 +69,7 @@ def test_what_is_no_part_of_a_program_is_left_out(tmp_path):
         ("trainer/link", b"", "2/etc/passwd"), ("trainer/hard", b"", "1/etc/passwd"), ("trainer/device", b"", "3"),
         ("trainer/fifo", b"", "6"), file("trainer/__init__.py", b"again"), file("requirements.txt", b"-e ../other"),
     ],
-    ids=lambda one: one[0],
+    ids=lambda case: case[0],
 )  # fmt: skip
 def test_what_leads_out_or_is_no_plain_file_is_refused(tmp_path, member):
     with pytest.raises(PackageError):
@@ -99,7 +99,7 @@ def test_bytes_of_any_kind_are_a_package_or_refused(noise, place, byte):
     for sent in (noise, bytes(damaged), gzip.compress(bytes(damaged))[: max(20, place)]):
         with tempfile.TemporaryDirectory() as home:
             try:
-                found = receive(io.BytesIO(sent), Path(home))
+                received = receive(io.BytesIO(sent), Path(home))
             except PackageError:
                 continue
-            assert all(name.startswith("source/") for name, _ in found.files)
+            assert all(name.startswith("source/") for name, _ in received.files)

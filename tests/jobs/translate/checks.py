@@ -43,8 +43,8 @@ def _check_message(value: dict[str, Any], name: str) -> None:
         kind = fields[key]
         if isinstance(kind, list):
             assert isinstance(item, list)
-            for one in item:
-                _check_value(one, kind[0])
+            for element in item:
+                _check_value(element, kind[0])
         elif isinstance(kind, dict):
             assert all(isinstance(text, str) for pair in item.items() for text in pair)
         else:
@@ -100,12 +100,12 @@ def check_kubeflow(document: dict[str, Any]) -> None:
     assert all(re.fullmatch(LABEL, text) for pair in document["metadata"].get("labels", {}).items() for text in pair)
     replicas = document["spec"]["pytorchReplicaSpecs" if container == "pytorch" else "tfReplicaSpecs"]
     assert set(replicas) <= roles
-    for one in replicas.values():
-        _check_fields(one, REPLICA)
-        (runs,) = one["template"]["spec"]["containers"]
+    for replica in replicas.values():
+        _check_fields(replica, REPLICA)
+        (runs,) = replica["template"]["spec"]["containers"]
         _check_fields(runs, CONTAINER)
         assert runs["name"] == container
-        assert all(re.fullmatch(LABEL, value) for value in one["template"]["spec"]["nodeSelector"].values())
+        assert all(re.fullmatch(LABEL, value) for value in replica["template"]["spec"]["nodeSelector"].values())
 
 
 def _check_fields(value: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ def test_roles_of_vertex_are_places_so_one_that_is_not_there_leaves_its_place_em
 def test_what_vertex_needs_and_a_job_lacks_is_said_all_at_once():
     given = {"module-name": "trainer.task", "job-dir": "runs/job", "runtime-version": "1.15"}
     message = refusal("vertex", job(ATTACHED, given))
-    assert [one.partition(":")[0] for one in message] == [
+    assert [line.partition(":")[0] for line in message] == [
         "There is no package", "runtimeVersion 1.15", "jobDir runs/job"
     ]  # fmt: skip
 
@@ -122,12 +122,12 @@ def test_without_a_runtime_version_vertex_runs_googles_image_with_pytorch():
     )
     place = "europe-docker.pkg.dev/vertex-ai/training"
     images = [
-        one["pythonPackageSpec"]["executorImageUri"] for one in translation.document["jobSpec"]["workerPoolSpecs"]
+        pool["pythonPackageSpec"]["executorImageUri"] for pool in translation.document["jobSpec"]["workerPoolSpecs"]
     ]
     assert images == [*[f"{place}/pytorch-gpu.2-4.py310:latest"] * 2, f"{place}/pytorch-cpu.2-4.py310:latest"]
     assert any(
-        one.startswith("There is no runtimeVersion: Google's image with PyTorch 2.4 runs it.")
-        for one in translation.notes
+        note.startswith("There is no runtimeVersion: Google's image with PyTorch 2.4 runs it.")
+        for note in translation.notes
     )
 
 
@@ -213,8 +213,8 @@ def test_a_master_alone_is_an_entry_point_on_ray_with_the_resources_of_its_machi
 
 @pytest.mark.parametrize("to", ["ray", "slurm", "jobset", "trainjob"])
 def test_parameter_servers_are_refused_where_there_are_ranks_alone(to):
-    (found,) = refusal(to, job(ATTACHED, IMAGE))
-    assert "no parameter server as a separate role" in found
+    (reason,) = refusal(to, job(ATTACHED, IMAGE))
+    assert "no parameter server as a separate role" in reason
 
 
 def test_a_master_and_workers_are_a_pytorchjob_of_kubeflow():
@@ -292,7 +292,7 @@ def test_the_guides_examples_are_tfjobs_of_kubeflow(text):
     check_kubeflow(document)
     assert document["kind"] == "TFJob"
     replicas = document["spec"]["tfReplicaSpecs"]
-    assert {role: one["replicas"] for role, one in replicas.items()} == {"Chief": 1, "Worker": 9, "PS": 3}
+    assert {role: replica["replicas"] for role, replica in replicas.items()} == {"Chief": 1, "Worker": 9, "PS": 3}
     assert "resources" not in replicas["PS"]["template"]["spec"]["containers"][0]
 
 
@@ -304,7 +304,7 @@ def test_kubernetes_would_expand_a_dollar_so_it_is_doubled():
 
 def test_what_kubeflow_needs_and_a_job_lacks_is_said_all_at_once():
     message = refusal("kubeflow", job("labels: {team-: a}", PROGRAM))
-    assert [one.partition(":")[0] for one in message] == [
+    assert [line.partition(":")[0] for line in message] == [
         "The master has no image", "packageUris", "The label team-=a"
     ]  # fmt: skip
 
@@ -348,7 +348,10 @@ def test_master_and_workers_are_a_jobset_whose_pods_restart_together():
     assert pod["serviceAccountName"] == "runner"
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 4}}
     selectors = [container_of(document, role)[1]["nodeSelector"] for role in jobs]
-    assert [one["node.kubernetes.io/instance-type"] for one in selectors] == ["n1-highcpu-16", "n1-standard-8"]
+    assert [selector["node.kubernetes.io/instance-type"] for selector in selectors] == [
+        "n1-highcpu-16",
+        "n1-standard-8",
+    ]
 
 
 def test_a_trainjob_names_its_nodes_and_its_runtime_how_they_restart():
@@ -428,17 +431,17 @@ def test_a_pods_secrets_come_from_a_secret_and_an_argument_that_shows_one_is_ref
     assert container["envFrom"] == [{"secretRef": {"name": "my-job-secrets", "optional": True}}]
     secret = ("--hf-token", "abc", "--api_key=abc", "--store", "https://me:abc@host", "--password", "-v")
     message = refusal(to, job("", IMAGE, secret))
-    assert [one.partition(":")[0] for one in message] == [
+    assert [line.partition(":")[0] for line in message] == [
         "The argument --api_key", "The argument --hf-token", "The argument --store"
     ]  # fmt: skip
     translate(job("", IMAGE, ("--pad-token", "0", "--max-tokens=4096", "--key", "id", "a=b://c:d@e")), to)
-    assert not any("abc" in one for one in message)
+    assert not any("abc" in line for line in message)
 
 
 @pytest.mark.parametrize("to", ["jobset", "trainjob"])
 def test_what_pods_need_and_a_job_lacks_is_said_all_at_once(to):
     message = refusal(to, job("", {"module-name": "trainer.task", "job-dir": "runs/job"}))
-    assert [one.partition(":")[0] for one in message] == ["jobDir runs/job", "The master has no image"]
+    assert [line.partition(":")[0] for line in message] == ["jobDir runs/job", "The master has no image"]
 
 
 SLURM = """\
@@ -584,8 +587,8 @@ NASTY = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 @given(st.lists(NASTY, max_size=4))
 def test_arguments_reach_a_program_as_they_are_through_slurms_shell_and_rays(args):
     with tempfile.TemporaryDirectory() as directory:
-        found = translate(job("", {"module-name": "trainer.task"}, tuple(args)), "slurm").document
-        assert run_slurm(found, Path(directory))[1] == ["-m", "trainer.task", *args]
+        script = translate(job("", {"module-name": "trainer.task"}, tuple(args)), "slurm").document
+        assert run_slurm(script, Path(directory))[1] == ["-m", "trainer.task", *args]
         entrypoint = translate(job("", {"module-name": "trainer.task"}, tuple(args)), "ray").document["entrypoint"]
         shown = subprocess.run(
             ["bash", "-c", f"python() {{ printf '%s\\0' \"$@\"; }}; {entrypoint}"], capture_output=True, check=True
@@ -659,18 +662,18 @@ def test_any_job_is_a_valid_document_or_one_refusal(to):
         except SpecError:
             return
         before = json.dumps(resolved.to_dict())
-        found, refused = outcome(resolved, to)
-        assert all(one.endswith(".") for one in refused)
-        if found is None:
+        translation, refused = outcome(resolved, to)
+        assert all(reason.endswith(".") for reason in refused)
+        if translation is None:
             assert refused
             seen["refused"] += 1
             return
         seen["translated"] += 1
         if to in CHECKS:
-            CHECKS[to](found.document)
+            CHECKS[to](translation.document)
         else:
-            subprocess.run(["bash", "-n"], input=found.document, text=True, check=True)
-        assert all(note.endswith(".") for note in found.notes)
+            subprocess.run(["bash", "-n"], input=translation.document, text=True, check=True)
+        assert all(note.endswith(".") for note in translation.notes)
         assert json.dumps(resolved.to_dict()) == before
 
     answer()

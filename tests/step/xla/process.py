@@ -97,8 +97,8 @@ def data(kind: str, rows: int, size: int, rank: int) -> Any:
     x, y = dataset(rows).tensors
     if kind == "wider" and rank == 0:
         x = torch.cat([x, x], 1)
-    found = list(zip(x.split(size), y.split(size), strict=True))
-    return Own(found if kind == "wider" or rank == 0 else found[1:2])
+    batches = list(zip(x.split(size), y.split(size), strict=True))
+    return Own(batches if kind == "wider" or rank == 0 else batches[1:2])
 
 
 def main(asked: dict[str, Any]) -> None:

@@ -191,8 +191,8 @@ enter(
 enter([aten.signbit.default], lambda d: [call(d.n(9)), call(d.i(9))])
 enter([aten.bitwise_not.default], lambda d: [call(d.b(4)), call(d.i(4))])
 _BITS = [aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor]
-enter([one.Tensor for one in _BITS], lambda d: [call(d.b(3, 4), d.b(4)), call(d.i(4), d.i(4))])
-enter([one.Scalar for one in _BITS], lambda d: [call(d.b(4), True), call(d.i(4), 3)])
+enter([operation.Tensor for operation in _BITS], lambda d: [call(d.b(3, 4), d.b(4)), call(d.i(4), d.i(4))])
+enter([operation.Scalar for operation in _BITS], lambda d: [call(d.b(4), True), call(d.i(4), 3)])
 enter([aten.where.self], lambda d: [call(d.b(3, 4), d.n(4), d.n(3, 1)), call(d.b(4), d.i(4), d.n(4))])
 enter([aten.masked_fill.Scalar], lambda d: [call(d.n(3, 4), d.b(4), -1e9), call(d.i(4), d.b(4), 2)])
 enter([aten.masked_fill.Tensor], lambda d: [call(d.n(3, 4), d.b(4), torch.tensor(2.0))])
@@ -389,13 +389,19 @@ def _learning(d: Draw) -> list[tuple[Any, ...]]:
     ]
 
 
-enter([torch.ops.footplate.attention.default], lambda d: [call(*one) for one in (*_attended(d), *_learning(d))])
+enter(
+    [torch.ops.footplate.attention.default],
+    lambda d: [call(*arguments) for arguments in (*_attended(d), *_learning(d))],
+)
 enter(
     [torch.ops.footplate.attention_backward.default],
     lambda d: [
-        call(torch.randn_like(result), *one[:5], result, sums, learns, *one[5:])
-        for one, learns in [*((one, False) for one in _attended(d)), *((one, True) for one in _learning(d))]
-        for result, sums in [torch.ops.footplate.attention(*one)]
+        call(torch.randn_like(result), *arguments[:5], result, sums, learns, *arguments[5:])
+        for arguments, learns in [
+            *((arguments, False) for arguments in _attended(d)),
+            *((arguments, True) for arguments in _learning(d)),
+        ]
+        for result, sums in [torch.ops.footplate.attention(*arguments)]
     ],
 )
 
@@ -403,13 +409,13 @@ enter(
 
 
 def _recurrent(d: Draw) -> list[tuple[Any, ...]]:
-    found = []
+    cases = []
     for cell, gates, state in (("rnn_tanh", 2, 2), ("rnn_relu", 2, 2), ("gru", 6, 2), ("lstm", 8, 4)):
-        found.append((d.n(5, 3, gates), d.n(3, state), d.n(gates, 2), d.n(gates), cell))
-    return [*found, (*found[2][:3], None, "gru")]
+        cases.append((d.n(5, 3, gates), d.n(3, state), d.n(gates, 2), d.n(gates), cell))
+    return [*cases, (*cases[2][:3], None, "gru")]
 
 
-enter([torch.ops.footplate.recurrence.default], lambda d: [call(*one) for one in _recurrent(d)])
+enter([torch.ops.footplate.recurrence.default], lambda d: [call(*arguments) for arguments in _recurrent(d)])
 enter(
     [torch.ops.footplate.recurrence_backward.default],
     lambda d: [

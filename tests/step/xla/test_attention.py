@@ -46,10 +46,10 @@ def test_the_gradient_with_dropout_is_that_of_what_was_computed():
 
         result, sums = forward(q, k, v, mask)
         backward = LOWERINGS[torch.ops.footplate.attention_backward.default]
-        found = backward(CONTEXT, toward, q, k, v, mask, seed, result, sums, True, *settings)
+        gradients = backward(CONTEXT, toward, q, k, v, mask, seed, result, sums, True, *settings)
         _, pull = jax.vjp(lambda *given: forward(*given)[0], q, k, v, mask)
-        for one, expected in zip(found, pull(toward), strict=True):
-            np.testing.assert_allclose(one, expected, rtol=1e-9, atol=1e-9)
+        for gradient, expected in zip(gradients, pull(toward), strict=True):
+            np.testing.assert_allclose(gradient, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_dropout_keeps_the_mean_of_what_is_attended_to():
@@ -80,15 +80,15 @@ def test_torchs_own_attention_layers_use_it_too():
 def test_torch_counts_the_operations_of_attention_as_its_own():
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4)
     q.requires_grad_()
-    found = []
+    counts = []
     for attend in (
         lambda: torch.ops.footplate.attention(q, k, v, None, None, 0.0, False, 0.5)[0],
         lambda: F.scaled_dot_product_attention(q, k, v, scale=0.5),
     ):
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             attend()
-        found.append(counter.get_total_flops())
-    assert found[0] == found[1] > 0
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 class Biased(nn.Module):
@@ -200,8 +200,8 @@ def test_a_language_model_of_transformers_has_causal_attention_and_no_matrix_of_
     module = Learns()
     captured = capture_training(module, sgd(module), torch.randint(0, 50, (2, 17)))
 
-    found = [node for node in captured.graph.graph.nodes if node.target is torch.ops.footplate.attention.default]
-    assert [(node.args[3], node.args[6]) for node in found] == [(None, True)]
+    nodes = [node for node in captured.graph.graph.nodes if node.target is torch.ops.footplate.attention.default]
+    assert [(node.args[3], node.args[6]) for node in nodes] == [(None, True)]
     assert all(
         tuple(node.meta["val"].shape[-2:]) != (17, 17)
         for node in captured.graph.graph.nodes

@@ -54,7 +54,9 @@ def test_on_a_cpu_the_gradient_of_a_grouped_kernel_has_channels_as_groups_not_ro
 def test_on_a_cpu_channels_are_last_in_a_loop_too_where_xla_wouldnt_move_them():
     run, arrays = convolved("groups")
     twice = [jnp.stack([array, array]) for array in arrays]
-    text = str(jax.jit(lambda *given: jax.lax.map(lambda one: run(*one), given)).lower(*twice).compile().as_text())
+    text = str(
+        jax.jit(lambda *given: jax.lax.map(lambda arguments: run(*arguments), given)).lower(*twice).compile().as_text()
+    )
     assert "dim_labels=b01f_01io->b01f" in text
     assert "dim_labels=bf01" not in text
 

@@ -48,12 +48,12 @@ def test_hooks_see_the_mean_of_the_batch(tmp_path: Path) -> None:
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             self.losses.append(float(outputs["loss"]))
 
-    found = [
+    losses = [
         fitted(tmp_path / name, Noted(), 4, accelerator=name, accumulate_grad_batches=3).losses
         for name in ("cpu", "xla")
     ]
 
-    torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(found[0]), rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-6, atol=0)
 
 
 def test_a_count_on_the_device_as_batch_size_is_refused_with_another_way(tmp_path: Path) -> None:

@@ -117,11 +117,11 @@ def test_products_of_a_convolution_are_as_many_as_its_ones_add_up_to():
                 make(1, 1, kernel, stride, padding, dilation=dilation, bias=False)
                 for kernel, stride, padding, dilation, make in kinds
             )
-            for one in self.each:
-                nn.init.ones_(one.weight)
+            for layer in self.each:
+                nn.init.ones_(layer.weight)
 
         def forward(self, x):
-            return torch.stack([one(x).sum() for one in self.each])
+            return torch.stack([layer(x).sum() for layer in self.each])
 
     net, ones = Many(), torch.ones(1, 1, 9)
     products = net(ones).sum().item()

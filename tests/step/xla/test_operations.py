@@ -63,8 +63,8 @@ def _listed(result: Any) -> Any:
     return list(result) if isinstance(result, (tuple, list)) else result
 
 
-def compare(operation: Any, expected: Any, found: Any) -> None:
-    for wanted, array in zip(*map(pytree.tree_leaves, (expected, found)), strict=True):
+def compare(operation: Any, expected: Any, actual: Any) -> None:
+    for wanted, array in zip(*map(pytree.tree_leaves, (expected, actual)), strict=True):
         if wanted is None or array is None:
             assert wanted is None or array is None
             continue
@@ -98,8 +98,8 @@ def test_the_operation_gives_what_torch_gives(operation):
             for dtype in (torch.float32, torch.float64)
         )
         samples = [*single[::3], *double]
-        for expected, found in lowered(operation, samples):
-            compare(operation, expected, found)
+        for expected, actual in lowered(operation, samples):
+            compare(operation, expected, actual)
 
 
 def test_every_operation_for_complex_numbers_has_a_sample_with_some():
@@ -114,9 +114,9 @@ def test_every_operation_for_complex_numbers_has_a_sample_with_some():
 
 @pytest.mark.parametrize("operation", UNDEFINED, ids=str)
 def test_an_uninitialised_tensor_has_torchs_shape_and_type(operation):
-    for expected, found in lowered(operation, UNDEFINED[operation](Draw(str(operation), torch.float32))):
-        assert tuple(found.shape) == tuple(expected.shape)
-        assert found.dtype == value_type(expected.dtype)
+    for expected, actual in lowered(operation, UNDEFINED[operation](Draw(str(operation), torch.float32))):
+        assert tuple(actual.shape) == tuple(expected.shape)
+        assert actual.dtype == value_type(expected.dtype)
 
 
 HALF = [
@@ -134,8 +134,8 @@ HALF = [
 @pytest.mark.parametrize("operation", HALF, ids=str)
 def test_half_precision_comes_near_to_torchs(operation):
     samples = [sample for make in SAMPLES[operation] for sample in make(Draw(str(operation), torch.bfloat16))]
-    for expected, found in lowered(operation, samples):
-        compare(operation, expected, found)
+    for expected, actual in lowered(operation, samples):
+        compare(operation, expected, actual)
 
 
 @settings(max_examples=6, deadline=None)
@@ -151,8 +151,8 @@ def test_binary_operations_broadcast_and_promote_as_torchs(sizes, data):
     other = torch.where(other == 0, torch.ones_like(other), other)  # XLA makes 0 of False / 0, where torch makes NaN
     samples = [((one, other), {})]
     for operation in (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.lt.Tensor, aten.eq.Tensor):
-        for expected, found in lowered(operation, samples):
-            compare(operation, expected, found)
+        for expected, actual in lowered(operation, samples):
+            compare(operation, expected, actual)
 
 
 @settings(max_examples=8, deadline=None)
@@ -164,8 +164,8 @@ def test_slices_of_any_bounds_are_torchs(data):
         {},
     )
     samples = [((*sample[0], step), {}) for step in (1, 2)]
-    for expected, found in lowered(aten.slice.Tensor, samples):
-        compare(aten.slice.Tensor, expected, found)
+    for expected, actual in lowered(aten.slice.Tensor, samples):
+        compare(aten.slice.Tensor, expected, actual)
 
 
 def test_an_operation_without_a_lowering_is_named_with_its_place_before_anything_is_compiled():
@@ -178,7 +178,7 @@ def test_an_operation_without_a_lowering_is_named_with_its_place_before_anything
         module, torch.optim.SGD(module.parameters(), lr=0.1), (torch.randn(4, 3), torch.zeros(4))
     )
     missing = missing_ops(captured.graph)
-    lines = {one.name: one.where for one in missing}
+    lines = {operation.name: operation.where for operation in missing}
     assert lines["aten._cdist_forward.default"].endswith("return torch.cdist(self.net(batch[0]), batch[0]).mean()")
     assert lines["aten._cdist_backward.default"] == ""
     with pytest.raises(MissingOperation, match=r"Distances\.training_step needs[^$]*_cdist_forward"):

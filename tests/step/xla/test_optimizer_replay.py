@@ -29,7 +29,7 @@ class Numbers:
         inputs = itertools.count()
         for node in captured.graph.graph.nodes:
             if node.op == "output":
-                return [numbers.get(one) for one in node.args[0]]
+                return [numbers.get(output) for output in node.args[0]]
             words = str(node.target) if node.op != "placeholder" else next(inputs)
             args = map_arg((node.args, node.kwargs), lambda used: numbers[used])
             numbers[node] = self._known.setdefault((words, str(args)), len(self._known))
@@ -60,7 +60,7 @@ MAKE = {
     "SGD": lambda some: torch.optim.SGD(some, lr=0.1, momentum=0.9, dampening=0.1),
     "AdamW": lambda some: torch.optim.AdamW(some, lr=0.1, amsgrad=True),
     "NAdam": lambda some: torch.optim.NAdam(some, lr=0.1),
-    "Rprop": lambda some: torch.optim.Rprop([{"params": one["params"]} for one in some], lr=0.1),
+    "Rprop": lambda some: torch.optim.Rprop([{"params": group["params"]} for group in some], lr=0.1),
     "ASGD": lambda some: torch.optim.ASGD(some, lr=0.1),
 }
 

@@ -75,18 +75,18 @@ def _decay(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] *= 0.9
 
 
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+def error(actual: torch.Tensor, wanted: torch.Tensor) -> float:
     """Relative error of a tensor."""
-    return ((found.double() - wanted.double()).norm() / (wanted.double().norm() + 1e-12)).item()
+    return ((actual.double() - wanted.double()).norm() / (wanted.double().norm() + 1e-12)).item()
 
 
-def worst(found: nn.Module, wanted: nn.Module) -> float:
+def worst(module: nn.Module, wanted: nn.Module) -> float:
     """Largest relative error of any tensor of a module's state.
 
     The bias of attention's keys is left out. It has no effect, its gradient is rounding noise, and Adam turns that into
     steps.
     """
-    mine, theirs = found.state_dict(), wanted.state_dict()
+    mine, theirs = module.state_dict(), wanted.state_dict()
     return max(
         error(mine[name], theirs[name]) for name in mine if "in_proj_bias" not in name and "qkv.bias" not in name
     )

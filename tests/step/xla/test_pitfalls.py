@@ -30,8 +30,8 @@ SIZES = st.integers(1, 1000)
 
 
 def pitfalls_of(trainer) -> Pitfalls:
-    (found,) = [one for one in trainer.callbacks if isinstance(one, Pitfalls)]
-    return found
+    (pitfalls,) = [callback for callback in trainer.callbacks if isinstance(callback, Pitfalls)]
+    return pitfalls
 
 
 class Uneven(torch.utils.data.Dataset):
@@ -52,7 +52,7 @@ class Sequences(Classifier):
 def test_recompilations_are_counted_with_the_form_that_caused_each(make_trainer, caplog):
     trainer = make_trainer(accelerator="xla", max_epochs=2)
     trainer.fit(Sequences(), DataLoader(Uneven(), 8))
-    (said,) = [one for one in pitfalls_of(trainer).told if "compiled" in one]
+    (said,) = [text for text in pitfalls_of(trainer).told if "compiled" in text]
     assert "Sequences.training_step was compiled 3 times" in said
     assert all(f"float32[8, {length}, 8], int64[8]" in said for length in (4, 5, 6))
     assert "drop_last=True" in said
@@ -104,7 +104,7 @@ class Looks(Classifier):
 def test_a_hook_that_fetches_the_weights_at_every_batch_is_told(make_trainer):
     trainer = make_trainer(accelerator="xla", max_epochs=1)
     trainer.fit(Looks(), loader(20))
-    assert any("Looks may read the weights at every batch" in one for one in pitfalls_of(trainer).told)
+    assert any("Looks may read the weights at every batch" in text for text in pitfalls_of(trainer).told)
 
 
 def test_a_plain_training_is_told_nothing(make_trainer):
@@ -123,11 +123,11 @@ def test_on_a_tpu_precision_rows_and_sizes_are_told_in_a_run(make_trainer, monke
     trainer = make_trainer(accelerator="xla", devices=4, log_every_n_steps=1, max_epochs=1)
     trainer.fit(AsOnTPU(), loader(24, 12))
     told = pitfalls_of(trainer).told
-    assert sum('Use precision="bf16-mixed"' in one for one in told) == 1
-    assert sum("Batches of 12 rows give each of 4 device(s) 3" in one for one in told) == 1
-    assert sum("multiply 128 × 128 at once" in one for one in told) == 1
-    assert sum("log_every_n_steps=1 waits" in one for one in told) == 1
-    assert sum("A v5e-1 has 1 device(s) on each of its hosts, but JAX finds" in one for one in told) == 1
+    assert sum('Use precision="bf16-mixed"' in text for text in told) == 1
+    assert sum("Batches of 12 rows give each of 4 device(s) 3" in text for text in told) == 1
+    assert sum("multiply 128 × 128 at once" in text for text in told) == 1
+    assert sum("log_every_n_steps=1 waits" in text for text in told) == 1
+    assert sum("A v5e-1 has 1 device(s) on each of its hosts, but JAX finds" in text for text in told) == 1
 
 
 def test_bfloat16_is_not_spoken_of():
@@ -148,9 +148,9 @@ def test_reading_metrics_now_and_then_is_not_spoken_of():
 
 @given(SIZES, SIZES, SIZES, st.sampled_from([128, 256]))
 def test_a_product_is_filled_up_to_whole_units(rows, inner, columns, unit):
-    one = Product(rows, inner, columns, times=3)
-    done = one.done(unit)
-    assert done >= one.multiplications
+    product = Product(rows, inner, columns, times=3)
+    done = product.done(unit)
+    assert done >= product.multiplications
     assert done % (3 * 8 * unit * unit) == 0
     assert done < 3 * (rows + 8) * (inner + unit) * (columns + unit)
 
@@ -182,22 +182,22 @@ def test_the_products_of_a_step_are_its_layers_forth_and_back():
     module = Convolutional()
     batch = (torch.ones(4, 3, 5, 5), torch.zeros(4, dtype=torch.int64))
     captured = capture_training(module, module.configure_optimizers(), batch)
-    found = sorted(map(str, products_of(captured.graph)))
+    products = sorted(map(str, products_of(captured.graph)))
     convolution = ["100×27 · 27×6", "27×100 · 100×6"]  # the input of the first layer needs no gradient
     linear = ["4×150 · 150×7", "4×7 · 7×150", "7×4 · 4×150"]
-    assert found == sorted(convolution + linear)
+    assert products == sorted(convolution + linear)
 
 
 def test_the_products_of_a_batch_of_matrices_are_counted_each():
     graph = torch.fx.experimental.proxy_tensor.make_fx(torch.bmm, tracing_mode="fake")(
         torch.ones(5, 2, 3), torch.ones(5, 3, 4)
     )
-    (one,) = products_of(graph)
-    assert one == Product(2, 3, 4, times=5)
-    assert one.multiplications == 120
+    (product,) = products_of(graph)
+    assert product == Product(2, 3, 4, times=5)
+    assert product.multiplications == 120
 
 
 def test_eager_training_is_not_watched(make_trainer):
     trainer = make_trainer(accelerator="cpu", max_epochs=1)
     trainer.fit(Classifier(), loader(20))
-    assert not any(isinstance(one, Pitfalls) for one in trainer.callbacks)
+    assert not any(isinstance(callback, Pitfalls) for callback in trainer.callbacks)

@@ -24,7 +24,7 @@ def test_draws_have_the_right_moments(operation):
     (args, kwargs), mean, deviation = RANDOM[operation]
     expected = operation(*args, **kwargs)
     context = context_for(expected, args, lambda: jax.random.key(3), "cpu")
-    given = [to_array(one) if isinstance(one, torch.Tensor) else one for one in args]
+    given = [to_array(argument) if isinstance(argument, torch.Tensor) else argument for argument in args]
     drawn = np.asarray(LOWERINGS[operation](context, *given, **kwargs), float)
     assert drawn.shape == tuple(expected.shape)
     near = 5 * deviation / drawn.size**0.5  # five standard errors

@@ -106,8 +106,8 @@ def test_an_evaluation_in_single_precision_is_eager_torchs(layer):
     captured = capture_evaluation(module, batch, "predict")
     with jax.enable_x64(False):
         state = arrays_of(state_of(module))
-        (found,), _ = jax.jit(lower(captured))(state, jax.random.key(0), batch_arrays(captured, batch))
-    assert float(found) == pytest.approx(module.predict_step(batch, 0).item(), rel=1e-5)
+        (prediction,), _ = jax.jit(lower(captured))(state, jax.random.key(0), batch_arrays(captured, batch))
+    assert float(prediction) == pytest.approx(module.predict_step(batch, 0).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM, nn.RNN])

@@ -67,10 +67,10 @@ def test_a_number_is_what_python_computes_of_the_counter_at_any_later_step(steps
     except (ValueError, ZeroDivisionError, OverflowError):
         return  # Python itself has no answer
     with pythons_functions():
-        found = calculation(steps, counter(now))
-    assert found.value == wanted[0]
-    assert found.now(Present(At(later))) == wanted[1]
-    assert isinstance(found.value, int) is isinstance(wanted[0], int)
+        number = calculation(steps, counter(now))
+    assert number.value == wanted[0]
+    assert number.now(Present(At(later))) == wanted[1]
+    assert isinstance(number.value, int) is isinstance(wanted[0], int)
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ def test_a_fraction_in_the_place_of_an_integer_is_another_program():
 def test_a_trainers_attributes_decide_and_its_counters_are_numbers(make_trainer):
     module = Tiny(lambda self, batch_idx: self.trainer.global_step / self.trainer.max_epochs)
     module.trainer = make_trainer(max_epochs=2)
-    found = capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), BATCH)
-    assert len(found.counted.numbers) == 1
-    assert found.counted.broken(Present(module)) is None
+    capture = capture_training(module, torch.optim.SGD(module.parameters(), lr=0.1), BATCH)
+    assert len(capture.counted.numbers) == 1
+    assert capture.counted.broken(Present(module)) is None
     module.trainer.max_epochs = 3
-    assert "(self.trainer.max_epochs was 2)" in str(found.counted.broken(Present(module)))
+    assert "(self.trainer.max_epochs was 2)" in str(capture.counted.broken(Present(module)))
 
 
 # In training
@@ -228,12 +228,12 @@ def fitted(make_trainer, kind, **given):
 
 
 def trained(made: fp.Trainer) -> list[Any]:
-    return [one for one in made.step.compilations if "training_step" in one.name]
+    return [compilation for compilation in made.step.compilations if "training_step" in compilation.name]
 
 
 @pytest.mark.parametrize(("devices", "window"), [(1, 1), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_annealing_by_hand_is_that_of_eager_torch_by_one_program(devices, window, make_trainer):
-    wanted, found = (
+    wanted, compiled = (
         fitted(
             make_trainer,
             Warmed,
@@ -243,11 +243,11 @@ def test_annealing_by_hand_is_that_of_eager_torch_by_one_program(devices, window
         )
         for name in ("cpu", "xla")
     )
-    assert worst(found.module, wanted.module) < 1e-12
-    mine, theirs = found.callback_metrics, wanted.callback_metrics
+    assert worst(compiled.module, wanted.module) < 1e-12
+    mine, theirs = compiled.callback_metrics, wanted.callback_metrics
     assert {name: float(mine[name]) for name in theirs} == pytest.approx({name: float(theirs[name]) for name in theirs})
     assert float(mine["val_epoch"]) == 1.5
-    assert len(trained(found)) == (1 if window == 1 else 2)
+    assert len(trained(compiled)) == (1 if window == 1 else 2)
 
 
 def test_steps_of_one_call_are_each_given_their_own_numbers(make_trainer):
@@ -273,10 +273,10 @@ class Chooses(Steady):
 def test_a_step_that_decides_by_a_counter_has_a_program_for_each_way(make_trainer, caplog):
     wanted = fitted(make_trainer, Chooses, accelerator="cpu")
     with caplog.at_level(logging.WARNING, "footplate"):
-        found = fitted(make_trainer, Chooses, accelerator="xla", iterations_per_loop=2)
-    assert worst(found.module, wanted.module) < 1e-12
-    assert float(found.callback_metrics["third"]) == pytest.approx(float(wanted.callback_metrics["third"]))
-    assert len([one for one in trained(found) if one.steps == 1]) == 4
+        compiled = fitted(make_trainer, Chooses, accelerator="xla", iterations_per_loop=2)
+    assert worst(compiled.module, wanted.module) < 1e-12
+    assert float(compiled.callback_metrics["third"]) == pytest.approx(float(wanted.callback_metrics["third"]))
+    assert len([compilation for compilation in trained(compiled) if compilation.steps == 1]) == 4
     assert re.search(
         r"since it goes another way now at .*if self\.current_epoch >= 1: \(.*epoch was False\)", caplog.text
     )
@@ -316,6 +316,6 @@ class ByHand(Steady):
 
 
 def test_steps_that_are_made_by_hand_count_at_once(make_trainer):
-    wanted, found = (fitted(make_trainer, ByHand, accelerator=name, max_epochs=1) for name in ("cpu", "xla"))
-    assert worst(found.module, wanted.module) < 1e-12
-    assert float(found.callback_metrics["steps"]) == float(wanted.callback_metrics["steps"]) == 16
+    wanted, compiled = (fitted(make_trainer, ByHand, accelerator=name, max_epochs=1) for name in ("cpu", "xla"))
+    assert worst(compiled.module, wanted.module) < 1e-12
+    assert float(compiled.callback_metrics["steps"]) == float(wanted.callback_metrics["steps"]) == 16

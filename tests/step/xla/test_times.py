@@ -53,20 +53,20 @@ class Products(fp.Module):
 
 
 def test_the_times_of_a_compiled_step_sum_up_and_have_no_phases(measured):
-    found, windows, _ = measured(Classifier(), loader(), loader(20))
+    observed, windows, _ = measured(Classifier(), loader(), loader(20))
     for window in windows:
         assert sum(window["seconds"].values()) == pytest.approx(window["wall_s"], abs=1e-6)
-    assert {"compilation", "step", "transfer", "validation", "checkpoint"} <= set(found.seconds)
-    assert not {"forward", "backward", "optimizer"} & set(found.seconds)
+    assert {"compilation", "step", "transfer", "validation", "checkpoint"} <= set(observed.seconds)
+    assert not {"forward", "backward", "optimizer"} & set(observed.seconds)
 
 
 def test_compilation_has_its_own_time_and_count_also_in_validation(measured):
     shapes = [(torch.randn(rows, 8), torch.zeros(rows, dtype=torch.long)) for rows in (4, 5, 4)]
-    found, windows, step = measured(Classifier(), shapes, [shapes[:2]], num_sanity_val_steps=0)
+    observed, windows, step = measured(Classifier(), shapes, [shapes[:2]], num_sanity_val_steps=0)
     compiled_s = sum(program.seconds for program in step.compilations)
     assert len(step.compilations) == 4
     # It includes the captures, which happen before.
-    assert compiled_s < found.seconds["compilation"] < sum(found.seconds.values())
+    assert compiled_s < observed.seconds["compilation"] < sum(observed.seconds.values())
     # The second form of training, and the second of validation.
     assert windows[-1]["recompilations"] == 2
     assert windows[0]["recompilations"] == 0
@@ -83,9 +83,9 @@ def test_work_of_the_host_counts_only_while_the_devices_wait_for_it(measured, mo
         monkeypatch.setattr(XLAStep, "idle", lambda self, busy=busy: not busy)
         # So that "idle" alone decides.
         monkeypatch.setattr(XLAStep, "_on_cpu", property(lambda self: False, lambda self, value: None), raising=False)
-        found, _, step = measured(Products(64), batches, iterations_per_loop=steps, logger=False)
+        observed, _, step = measured(Products(64), batches, iterations_per_loop=steps, logger=False)
         assert step.chunk_size == steps
-        seconds[busy] = found.seconds
+        seconds[busy] = observed.seconds
     assert {"input", "transfer", "dispatch", "step"} <= set(seconds[False])
     assert not {"input", "dispatch"} & set(seconds[True])
     # The rest is the time of the transfer hooks, if there were any.
@@ -102,8 +102,8 @@ def test_programs_that_the_call_itself_computes_are_no_dispatch(measured):
 def test_the_share_of_the_peak_counts_all_devices_and_their_kind(measured, monkeypatch):
     assert XLA().peak_flops_per_s(torch.device("cpu"), "32-true") is None
     monkeypatch.setattr(XLA, "peak_flops_per_s", lambda self, device, precision: 1e9)
-    found, _, step = measured(Products(64), [torch.randn(8, 64)] * 20, devices=2)
-    evidence = found.evidence
+    observed, _, step = measured(Products(64), [torch.randn(8, 64)] * 20, devices=2)
+    evidence = observed.evidence
     assert evidence.peak_flops_per_s == 2e9
     # Four layers forward and backward; the first needs no gradient of its input.
     assert evidence.flops == step.flops() == 2 * 8 * 64 * 64 * (4 * 3 - 1)

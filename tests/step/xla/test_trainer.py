@@ -40,8 +40,8 @@ def test_training_is_that_of_eager_torch(devices, every, make_trainer, tmp_path)
                 precision="64-true", gradient_clip_val=0.5, logger=fp.CSV(), default_root_dir=tmp_path / name,
             )
         )  # fmt: skip
-    (wanted, eager), (found, compiled) = runs
-    assert worst(found, wanted) < 1e-6
+    (wanted, eager), (trained, compiled) = runs
+    assert worst(trained, wanted) < 1e-6
     assert compiled.global_step == eager.global_step == 24
     theirs, mine = eager.callback_metrics, compiled.callback_metrics
     assert mine.keys() == theirs.keys()
@@ -85,10 +85,10 @@ def test_a_run_goes_from_torch_to_xla_and_back_with_an_unbroken_curve(make_train
         model.net[2] = nn.Identity()
         return model
 
-    there, found = train("mixed", adamw, [("cpu", 1), ("xla", 2), ("cpu", 1)])
+    there, curve = train("mixed", adamw, [("cpu", 1), ("xla", 2), ("cpu", 1)])
     here, wanted = train("cpu", adamw, [("cpu", 1)] * 3)
-    assert len(found) == len(wanted) == 18
-    assert found == pytest.approx(wanted, rel=1e-5)
+    assert len(curve) == len(wanted) == 18
+    assert curve == pytest.approx(wanted, rel=1e-5)
     assert worst(there.module, here.module) < 1e-5
 
 
@@ -307,16 +307,16 @@ class Normed(Steady):
 
 
 def test_batch_norm_that_is_synchronised_sees_the_whole_batch(make_trainer):
-    found = []
+    modules = []
     for name, kwargs in (("cpu", {}), ("xla", {"devices": 4, "sync_batchnorm": True})):
         torch.manual_seed(0)
-        found.append(
+        modules.append(
             fitted(
                 make_trainer, Normed(), rows=(96, 20), batch_size=16, accelerator=name, precision="64-true",
                 enable_checkpointing=False, **kwargs,
             )[0]
         )  # fmt: skip
-    assert worst(found[1], found[0]) < 1e-6
+    assert worst(modules[1], modules[0]) < 1e-6
 
 
 @pytest.mark.slow
@@ -354,6 +354,6 @@ def test_a_number_that_is_read_later_is_one_as_soon_as_it_is_asked_for():
 
         @classmethod
         def read(cls, values):
-            return [one.value for one in values]
+            return [scalar.value for scalar in values]
 
     assert float(Known(2.5)) == 2.5

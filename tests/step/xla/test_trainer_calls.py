@@ -53,7 +53,7 @@ def test_several_steps_in_a_call_are_bit_for_bit_those_of_single_calls(make_trai
         kept["progress"].pop("seconds")
         names = sorted(path.rsplit("/", 1)[-1] for path in saver.best_k_models)
         ends.append((kept, names, (tmp_path / str(steps) / "metrics.csv").read_text()))
-    assert max(one.steps for one in made.step.compilations) == 4
+    assert max(compilation.steps for compilation in made.step.compilations) == 4
     assert equal(ends[0][0], ends[1][0])
     assert ends[0][1:] == ends[1][1:]
 
@@ -86,7 +86,7 @@ def test_steps_are_made_one_by_one_where_something_comes_between_them(what, make
         trainer.fit(Looks(), loader(80))
     assert f"iterations_per_loop=8: one step at a time, since {said}" in caplog.text
     assert trainer.global_step == 8
-    assert {one.steps for one in trainer.step.compilations} == {1}
+    assert {compilation.steps for compilation in trainer.step.compilations} == {1}
 
 
 def test_the_steps_of_a_call_are_stopped_and_saved_after_it(make_trainer):

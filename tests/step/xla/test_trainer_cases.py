@@ -24,7 +24,7 @@ def fitted(make_trainer, accelerator, kind, callbacks=(), val=None, rows=ROWS, *
     model = kind()
     torch.manual_seed(0)
     trainer = make_trainer(
-        **{"accelerator": accelerator, "precision": "64-true", "callbacks": [one() for one in callbacks],
+        **{"accelerator": accelerator, "precision": "64-true", "callbacks": [callback() for callback in callbacks],
            "enable_checkpointing": False, **given},
     )  # fmt: skip
     trainer.fit(model, loader(rows), val)
@@ -34,15 +34,15 @@ def fitted(make_trainer, accelerator, kind, callbacks=(), val=None, rows=ROWS, *
 def alike(trainer, kind, devices=1, xla=None, **given):
     """Train with both. Assert equal weights, buffers, metrics and numbers of steps."""
     wanted = fitted(trainer, "cpu", kind, **given)
-    found = fitted(trainer, "xla", kind, devices=devices, **{**given, **(xla or {})})
-    assert found.global_step == wanted.global_step
-    theirs, mine = wanted.callback_metrics, found.callback_metrics
+    compiled = fitted(trainer, "xla", kind, devices=devices, **{**given, **(xla or {})})
+    assert compiled.global_step == wanted.global_step
+    theirs, mine = wanted.callback_metrics, compiled.callback_metrics
     assert mine.keys() == theirs.keys()
     assert {name: float(mine[name]) for name in mine} == pytest.approx(
         {name: float(theirs[name]) for name in theirs}, rel=1e-5
     )
-    assert worst(found.module, wanted.module) < 1e-6
-    return wanted, found
+    assert worst(compiled.module, wanted.module) < 1e-6
+    return wanted, compiled
 
 
 class Normed(Steady):
@@ -127,7 +127,7 @@ class Annealed(Steady):
 def test_a_number_that_changes_in_every_step_is_an_input_from_its_first_change_on(make_trainer, caplog):
     with caplog.at_level(logging.WARNING, "footplate"):
         _, made = alike(make_trainer, Annealed, rows=150)
-    trained = [one for one in made.step.compilations if "training_step" in one.name]
+    trained = [compilation for compilation in made.step.compilations if "training_step" in compilation.name]
     assert len(trained) <= 3
     assert "self.weight was 1.0 when the step was captured and is 0.5 now; read at" in caplog.text
 
@@ -140,7 +140,7 @@ class Chooses(Annealed):
 @pytest.mark.slow
 def test_a_number_by_which_the_step_decides_has_a_program_for_each_way(make_trainer):
     _, made = alike(make_trainer, Chooses, rows=150)
-    assert len([one for one in made.step.compilations if "training_step" in one.name]) <= 4
+    assert len([compilation for compilation in made.step.compilations if "training_step" in compilation.name]) <= 4
 
 
 class Spells(Annealed):
@@ -165,7 +165,7 @@ class Cycles(Steady):
 @pytest.mark.parametrize("steps", [1, 4])
 def test_one_cycle_moves_the_momentum_without_another_program(steps, make_trainer):
     _, made = alike(make_trainer, Cycles, rows=160, xla={"iterations_per_loop": steps})
-    assert len([one for one in made.step.compilations if "training_step" in one.name]) == 1
+    assert len([compilation for compilation in made.step.compilations if "training_step" in compilation.name]) == 1
 
 
 class Raises(fp.Callback):

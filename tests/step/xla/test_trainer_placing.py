@@ -45,11 +45,11 @@ def placing(monkeypatch):
 
 
 def test_batches_are_put_onto_the_mesh_by_a_thread_ahead_of_their_step(placing, make_trainer):
-    found = fitted(make_trainer, devices=2)
+    compiled = fitted(make_trainer, devices=2)
     assert {name for stage, name in placing if stage == "training"} == {"footplate-prefetch"}
     assert len([stage for stage, _ in placing if stage == "training"]) == 10
     assert ("validation", "footplate-prefetch") in placing
-    assert worst(found.module, fitted(make_trainer, accelerator="cpu").module) < 1e-6
+    assert worst(compiled.module, fitted(make_trainer, accelerator="cpu").module) < 1e-6
 
 
 class Mixes(fp.Callback):
@@ -68,7 +68,9 @@ def test_a_batch_that_a_hook_changes_before_its_step_is_not_put_there_before(who
     ends = []
     for name in ("cpu", "xla"):
         torch.manual_seed(0)
-        made = fitted(make_trainer, kind(), accelerator=name, callbacks=[one() for one in callbacks], max_epochs=1)
+        made = fitted(
+            make_trainer, kind(), accelerator=name, callbacks=[callback() for callback in callbacks], max_epochs=1
+        )
         ends.append(made.module)
     assert {name for stage, name in placing if stage == "training"} == {"MainThread"}
     assert worst(ends[1], ends[0]) < 1e-6

@@ -100,25 +100,25 @@ def ended(children):
             child.kill()
 
 
-def metrics(found):
+def metrics(results):
     """Metrics that each process has printed at its end."""
-    assert [code for _, code in found] == [0] * len(found), "\n".join(output for output, _ in found)
-    return [json.loads(output.splitlines()[-1]) for output, _ in found]
+    assert [code for _, code in results] == [0] * len(results), "\n".join(output for output, _ in results)
+    return [json.loads(output.splitlines()[-1]) for output, _ in results]
 
 
 def state(root):
     return checkpoint.load(checkpoint.newest([root / "checkpoints"]))
 
 
-def compare(root, found, other, wanted):
+def compare(root, results, other, wanted):
     """Compare weights, optimizer states and metrics."""
     mine, theirs = state(root), state(other)
     assert mine["global_step"] == theirs["global_step"]
     for name, value in theirs["state_dict"].items():
         torch.testing.assert_close(mine["state_dict"][name], value, rtol=0, atol=1e-6)
     (metric,) = metrics(wanted)
-    for one in metrics(found):
-        assert one == pytest.approx(metric, rel=1e-6, abs=1e-6)
+    for values in metrics(results):
+        assert values == pytest.approx(metric, rel=1e-6, abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +132,8 @@ def on_cpu(run, tmp_path_factory):
 def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(cache, run, on_cpu, tmp_path):
     run_fresh(cache, tmp_path / "xla", "xla", 2, max_epochs=1)
     assert list((cache / "footplate/xla").iterdir())  # the second run finds its programs there
-    found = run(tmp_path / "xla", "xla", 2)
-    compare(tmp_path / "xla", found, *on_cpu)
+    results = run(tmp_path / "xla", "xla", 2)
+    compare(tmp_path / "xla", results, *on_cpu)
 
 
 @pytest.mark.slow
@@ -141,9 +141,9 @@ def test_two_processes_train_like_one_and_go_on_where_they_were_cut_off(cache, r
 def test_rows_that_the_processes_do_not_divide_count_as_in_one_process(given, run, tmp_path):
     """The last batch has 3 of 8 rows, so one process has 1 and the other 2. Dropout and BatchNorm act as in one process."""
     given = {"model": "drawing", "train": ("shared", 43), "limit_val_batches": 0, **given}
-    wanted, found = (run(tmp_path / str(processes), "xla", processes, **given) for processes in (1, 2))
-    compare(tmp_path / "2", found, tmp_path / "1", wanted)
-    assert metrics(found)[0]["rows"] == 43
+    wanted, results = (run(tmp_path / str(processes), "xla", processes, **given) for processes in (1, 2))
+    compare(tmp_path / "2", results, tmp_path / "1", wanted)
+    assert metrics(results)[0]["rows"] == 43
 
 
 @pytest.mark.slow
@@ -156,8 +156,8 @@ def test_a_window_of_two_processes_is_ended_by_the_cpu_and_followed_by_them_agai
     assert [code for _, code in cut_off] == [143, 143], cut_off
     assert state(root)["step"]["accumulated"] == 1
     metrics(run(root, "cpu", 1, max_epochs=1, **given))
-    found = run(root, "xla", 2, strategy="fsdp", **given)
-    compare(root, found, tmp_path / "cpu", wanted)
+    results = run(root, "xla", 2, strategy="fsdp", **given)
+    compare(root, results, tmp_path / "cpu", wanted)
 
 
 @pytest.mark.slow

@@ -44,11 +44,11 @@ def forked(command: list[object], environ: dict[str, str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("devices", "found"),
+    ("devices", "parsed"),
     [("auto", [0]), (1, [0]), (8, list(range(8))), ("4", [0, 1, 2, 3]), ([5], [5]), ("2,7", [2, 7])],
 )
-def test_devices_are_virtual_ones_of_the_cpu(devices, found):
-    assert XLA().parse_devices(devices) == found
+def test_devices_are_virtual_ones_of_the_cpu(devices, parsed):
+    assert XLA().parse_devices(devices) == parsed
 
 
 def test_one_process_drives_all_devices(make_trainer):
@@ -117,8 +117,9 @@ def test_the_doctor_knows_both_without_starting_jax():
     script = """if True:
         import sys
         from footplate.hardware.doctor import examine
-        found = {one.name: one for one in examine().accelerators}
-        print(found["xla"].usable, found["tpu"].usable, found["xla"].details[0][0], "jax" in sys.modules)
+        accelerators = {accelerator.name: accelerator for accelerator in examine().accelerators}
+        xla, tpu = accelerators["xla"], accelerators["tpu"]
+        print(xla.usable, tpu.usable, xla.details[0][0], "jax" in sys.modules)
     """
     ended = subprocess.run(
         [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=200, check=False
@@ -302,7 +303,7 @@ def test_ids_beyond_32_bits_are_refused_by_name_and_not_wrapped_round(tmp_path):
     with pytest.raises(fp.DataError, match=r"batch\[1\]: int64 values go from 3 to 1099511627783"):
         of_ids(tmp_path, ids, lambda ids: ids % 1000)
 
-    assert of_ids(tmp_path, ids, lambda ids: ids % 1000, precision="64-true") == sum(one % 1000 for one in ids)
+    assert of_ids(tmp_path, ids, lambda ids: ids % 1000, precision="64-true") == sum(number % 1000 for number in ids)
     assert of_ids(tmp_path, [2**31 - 1, -(2**31)], lambda ids: ids % 1000) == 647 + 352
 
 

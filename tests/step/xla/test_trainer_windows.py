@@ -70,9 +70,9 @@ def new(kind):
 def test_accumulated_batches_are_those_of_eager_torch(make_trainer):
     given = {"data": loader(115), "accumulate_grad_batches": 5, "gradient_clip_val": 0.5}
     wanted = fitted(make_trainer, "cpu", new(Steady), **given)
-    found = fitted(make_trainer, "xla", new(Steady), devices=2, **given)
-    assert found.global_step == wanted.global_step == 6  # two windows of five batches and one of two, twice
-    assert worst(found.module, wanted.module) < 1e-6
+    compiled = fitted(make_trainer, "xla", new(Steady), devices=2, **given)
+    assert compiled.global_step == wanted.global_step == 6  # two windows of five batches and one of two, twice
+    assert worst(compiled.module, wanted.module) < 1e-6
 
 
 def test_a_run_that_was_cut_off_in_a_window_is_continued_there_and_on_other_hardware(make_trainer, tmp_path):
@@ -103,20 +103,20 @@ def test_a_run_that_was_cut_off_in_a_window_is_continued_there_and_on_other_hard
 
 def test_an_epoch_of_unknown_length_that_ends_in_a_window_steps_with_what_there_is(make_trainer):
     wanted = fitted(make_trainer, "cpu", new(Steady), Unsized(), accumulate_grad_batches=5)
-    found = fitted(make_trainer, "xla", new(Steady), Unsized(), accumulate_grad_batches=5)
-    assert found.global_step == wanted.global_step == 4
-    assert worst(found.module, wanted.module) < 1e-6
+    compiled = fitted(make_trainer, "xla", new(Steady), Unsized(), accumulate_grad_batches=5)
+    assert compiled.global_step == wanted.global_step == 4
+    assert worst(compiled.module, wanted.module) < 1e-6
 
 
 def test_two_optimizers_by_hand_are_those_of_eager_torch(make_trainer):
-    wanted, found = (fitted(make_trainer, name, new(ByHand)) for name in ("cpu", "xla"))
-    assert found.global_step == wanted.global_step == 24
-    assert worst(found.module, wanted.module) < 1e-6
+    wanted, compiled = (fitted(make_trainer, name, new(ByHand)) for name in ("cpu", "xla"))
+    assert compiled.global_step == wanted.global_step == 24
+    assert worst(compiled.module, wanted.module) < 1e-6
 
 
 def test_a_backward_pass_and_clipping_of_the_modules_own_are_compiled(make_trainer):
-    wanted, found = (fitted(make_trainer, name, new(Clips)) for name in ("cpu", "xla"))
-    assert worst(found.module, wanted.module) < 1e-6
+    wanted, compiled = (fitted(make_trainer, name, new(Clips)) for name in ("cpu", "xla"))
+    assert worst(compiled.module, wanted.module) < 1e-6
 
 
 def test_mixed_precision_is_near_that_of_eager_torch_and_keeps_weights_in_single(make_trainer):

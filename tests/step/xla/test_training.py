@@ -53,12 +53,12 @@ class Programs:
         share = tuple(tensor[: len(tensor) // devices] for tensor in batch)
         self.made = {}
         for ends in {True} if self.window == 1 else (True, False):
-            one = capture_training(module, optimizer, share, averages=devices > 1, ends_window=ends, **settings)
+            capture = capture_training(module, optimizer, share, averages=devices > 1, ends_window=ends, **settings)
             if devices > 1:
-                step = data_parallel(one, mesh_of(jax.devices()[:devices]))
+                step = data_parallel(capture, mesh_of(jax.devices()[:devices]))
             else:
-                step = jax.jit(lower(one), compiler_options={"xla_backend_optimization_level": 0})
-            self.made[ends] = one, step
+                step = jax.jit(lower(capture), compiler_options={"xla_backend_optimization_level": 0})
+            self.made[ends] = capture, step
 
     def fit(self, module: Any, optimizer: Any, batches: list[Any]) -> list[float]:
         """Train, and update module and optimizer."""
@@ -184,7 +184,7 @@ def test_a_momentum_that_goes_up_and_down_is_that_of_eager_torch(name):
     module, batches = made(steps=6)
     reference = copy.deepcopy(module)
     mine, other = make(module.parameters()), make(reference.parameters())
-    cycles = [lr_scheduler.OneCycleLR(one, 0.05, total_steps=8) for one in (mine, other)]
+    cycles = [lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=8) for optimizer in (mine, other)]
     with jax.enable_x64(True):
         captured = capture_training(module, mine, batches[0])
         step, state = jax.jit(lower(captured)), arrays_of(state_of(module, mine))
@@ -194,9 +194,9 @@ def test_a_momentum_that_goes_up_and_down_is_that_of_eager_torch(name):
             cycles[0].step()
             eager(reference, other, [batch])
             cycles[1].step()
-        found = tensors_like(state_of(module, mine), state)
+        trained = tensors_like(state_of(module, mine), state)
     for parameter_name, wanted in reference.named_parameters():
-        torch.testing.assert_close(found["params", parameter_name], wanted.detach(), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(trained["params", parameter_name], wanted.detach(), rtol=1e-5, atol=1e-7)
 
 
 class Lion(torch.optim.Optimizer):
@@ -229,8 +229,8 @@ def test_an_optimizer_that_is_not_torchs_is_tried_and_captured():
     mine, other = Lion(module.parameters()), Lion(reference.parameters())
     fit(module, mine, batches)
     eager(reference, other, batches)
-    for (name, found), wanted in zip(module.named_parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9, msg=name)
+    for (name, value), wanted in zip(module.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-9, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_bfloat16_comes_as_near_to_single_precision_as_eager_torchs(name):
     precision = Precision.parse(name)
     precision.convert_module(module)
     precision.convert_module(half)
-    makes = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (module, half, single)]
+    makes = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (module, half, single)]
     losses = fit(module, makes[0], batches, precision=name)
     expected = eager(single, makes[2], batches)
     in_half = []
@@ -336,7 +336,7 @@ def test_a_checkpointed_layer_draws_the_same_numbers_when_it_is_computed_again()
     module, batches = made(Rematerialised)
     plain = copy.deepcopy(module)
     plain.again = False
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (module, plain)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (module, plain)]
     with jax.enable_x64(True):
         losses = fit(module, optimizers[0], batches)
         assert losses == pytest.approx(fit(plain, optimizers[1], batches), rel=1e-9)

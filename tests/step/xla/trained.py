@@ -34,18 +34,18 @@ class Steady(Classifier):
         return [optimizer], [{"scheduler": schedule, "interval": self.every}]
 
 
-def worst(found: nn.Module, wanted: nn.Module) -> float:
+def worst(module: nn.Module, wanted: nn.Module) -> float:
     """Largest difference between the states of two modules."""
-    mine, theirs = found.state_dict(), wanted.state_dict()
+    mine, theirs = module.state_dict(), wanted.state_dict()
     return max(float((mine[name].double() - theirs[name].double()).abs().max()) for name in mine)
 
 
-def equal(found: Any, wanted: Any) -> bool:
+def equal(actual: Any, wanted: Any) -> bool:
     """Return True if two nested states agree bit for bit."""
-    if isinstance(found, torch.Tensor):
-        return torch.equal(found, wanted)
-    if isinstance(found, dict):
-        return found.keys() == wanted.keys() and all(equal(found[key], wanted[key]) for key in found)
-    if isinstance(found, (list, tuple)):
-        return len(found) == len(wanted) and all(equal(a, b) for a, b in zip(found, wanted, strict=True))
-    return bool(found == wanted)
+    if isinstance(actual, torch.Tensor):
+        return torch.equal(actual, wanted)
+    if isinstance(actual, dict):
+        return actual.keys() == wanted.keys() and all(equal(actual[key], wanted[key]) for key in actual)
+    if isinstance(actual, (list, tuple)):
+        return len(actual) == len(wanted) and all(equal(a, b) for a, b in zip(actual, wanted, strict=True))
+    return bool(actual == wanted)
