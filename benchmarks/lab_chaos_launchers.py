@@ -182,7 +182,8 @@ class Spark(Cluster):
         "kill executor": Kill("kill -9 of the executor that hosts a rank", "CoarseGrainedExecutorBackend"),
         "kill Spark worker": Kill("kill -9 of a machine's Spark worker; it is started again", "worker.Worker", True),
     }
-    services = re.compile(r"deploy\.(master\.Master|worker\.Worker)")
+    # Spark's shell scripts become Java, which doesn't reap their children.
+    services = re.compile(r"deploy\.(master\.Master|worker\.Worker)|\[bash\] <defunct>")
     idle_hosts = re.compile(r"CoarseGrainedExecutorBackend|pyspark\.daemon")
     # Spark starts many Java machines, which must start quickly and not be fast later.
     variables: ClassVar = {
