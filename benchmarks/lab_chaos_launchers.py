@@ -86,7 +86,7 @@ class Launcher(ABC):
     def start_on(self, number: int) -> Command:
         """Start the part of a machine, also when the training already runs on the other machines."""
 
-    def run(self, host: Machine, words: list[object], log: Path, **variables: str) -> Command:
+    def start_command(self, host: Machine, words: list[object], log: Path, **variables: str) -> Command:
         """Start a command on a machine, with its output in a file."""
         with log.open("ab") as output:
             return host.start(words, env={**VARIABLES, **variables}, output=output)
@@ -113,7 +113,9 @@ class FootplateRun(Launcher):
             "--max-host-restarts", 99, "--heartbeat-timeout", HEARTBEAT_S, "--master-addr", self.hosts[0].address,
             "/mnt/lab_train.py", "/mnt/out", PAUSE_S, self.epochs,
         ]  # fmt: skip
-        return self.run(self.hosts[number], words, self.lab.shared / f"node-{number}.log" if number else self.log)
+        return self.start_command(
+            self.hosts[number], words, self.lab.shared / f"node-{number}.log" if number else self.log
+        )
 
 
 class Cluster(Launcher):
@@ -126,10 +128,10 @@ class Cluster(Launcher):
         head = self.hosts[0]
         words = ["python", "/mnt/lab_chaos_program.py", self.engine, len(self.hosts), head.address, HEARTBEAT_S]
         words += [PAUSE_S, self.epochs]
-        self.program = self.run(head, words, self.log, **self.variables)
+        self.program = self.start_command(head, words, self.log, **self.variables)
 
-    def run_service(self, host: Machine, words: list[object]) -> Command:
-        return self.run(host, words, self.lab.shared / f"{host.name}.log", **self.variables)
+    def start_service(self, host: Machine, words: list[object]) -> Command:
+        return self.start_command(host, words, self.lab.shared / f"{host.name}.log", **self.variables)
 
 
 class Ray(Cluster):
@@ -164,7 +166,7 @@ class Ray(Cluster):
             words += ["--head", "--include-dashboard", "false", "--no-monitor"]
         else:
             words += ["--address", f"{head.address}:6379"]
-        return self.run_service(host, words)
+        return self.start_service(host, words)
 
     def _await(self, joining: Command) -> None:
         if joining.wait(START_S):
@@ -208,7 +210,7 @@ class Spark(Cluster):
         import pyspark
 
         program = Path(pyspark.__file__).with_name("bin") / "spark-class"
-        return self.run_service(host, [program, f"org.apache.spark.deploy.{name}", *words])
+        return self.start_service(host, [program, f"org.apache.spark.deploy.{name}", *words])
 
 
 LAUNCHERS: dict[str, type[Launcher]] = {"footplate": FootplateRun, "ray": Ray, "spark": Spark}

@@ -32,6 +32,8 @@ def start_session(head: str) -> None:
         "spark.executor.memory": "512m",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # Spark's cleaner waits for an executor that is silent, and the end of the session waits for the cleaner: 2 minutes.
+        "spark.cleaner.referenceTracking.blocking": "false",
     }
     session = SparkSession.builder.master(f"spark://{head}:7077").config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
