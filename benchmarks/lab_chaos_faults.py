@@ -264,18 +264,23 @@ class Training:
 
 
 def ancestor(host: Machine, pid: int, words: str) -> int:
-    """The closest ancestor of a process whose command line has these words."""
-    table: dict[int, tuple[int, str]] = {}
+    """The closest ancestor of a rank's process whose command line has these words.
+
+    Raises:
+        EndedError: the rank has ended.
+    """
+    parents: dict[int, int] = {}
+    command_lines: dict[int, str] = {}
     for line in host.run(["ps", "-eo", "pid,ppid,args"])[1].splitlines()[1:]:
         child, parent, command_line = line.split(None, 2)
-        table[int(child)] = int(parent), command_line
-    line_of_descent = []
-    while pid in table:
-        pid, command_line = table[pid][0], table.get(table[pid][0], (0, ""))[1]
-        line_of_descent.append(command_line)
-        if words in command_line:
-            return pid
-    raise LookupError(f"no ancestor of the rank on {host.name} has {words!r} in its command line: {line_of_descent}")
+        parents[int(child)], command_lines[int(child)] = int(parent), command_line
+    if pid not in parents:
+        raise EndedError
+    while words not in command_lines[pid]:
+        pid = parents[pid]
+        if pid not in parents:
+            raise LookupError(f"{host.name} has no ancestor of a rank with {words!r}: {command_lines}")
+    return pid
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
