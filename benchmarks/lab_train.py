@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ class Net(fp.Module):
 
 
 class Journal(fp.Callback):
-    """Writes a line for each step of each rank: `{"step": 1, "loss": "0x1.1…", "time": 1764066000.0, "pid": 7}`."""
+    """Writes a line for each step of each rank: `{"step": 1, "loss": "0x1.1…", "time": 1764066000.0, "pid": 7, …}`."""
 
     def __init__(self, directory: Path, pause_s: float) -> None:
         self._enough = directory / "enough"
@@ -47,7 +48,10 @@ class Journal(fp.Callback):
         self._pause_s = pause_s
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        line = {"step": trainer.global_step, "loss": float(outputs).hex(), "time": time.time(), "pid": os.getpid()}
+        line = {
+            "step": trainer.global_step, "loss": float(outputs).hex(), "time": time.time(),
+            "machine": socket.gethostname(), "pid": os.getpid(),
+        }  # fmt: skip
         with self._file.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self._enough.exists():

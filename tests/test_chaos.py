@@ -1,4 +1,4 @@
-"""A training that is killed ten times, and the conclusions that the chaos benchmarks draw from their observations."""
+"""A training that is killed ten times, and what the chaos benchmarks do and conclude."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import lab_chaos  # noqa: E402
 from chaos_plan import KINDS, Blow, Fall, Line, aftermath, judge, overlaps, plan  # noqa: E402
+from lab_chaos_faults import Training  # noqa: E402
+from lab_chaos_launchers import LAUNCHERS, Launcher, Ray, Spark  # noqa: E402
 
 
 def measured(name: str, file: Path, *arguments: str) -> dict[str, Any]:
@@ -101,3 +104,27 @@ def test_a_process_that_trains_after_its_successor_has_begun_overlaps():
     assert overlaps(one + two) == 0
     assert overlaps([*one, two[0], Line(7, 10.5, 0, "batch", 4, ""), *two[1:]]) == 1
     assert overlaps([*one, *batches(8, 0.0, 1, rank=1)]) == 0  # another rank is no successor
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_each_kind_of_fault_in_the_lab_can_strike(launcher: type[Launcher]):
+    kinds = lab_chaos.kinds_of(launcher)
+    assert len(kinds) == len(set(kinds.values())) >= 10
+    strikes = {kind: hasattr(Training, f"_{kind.replace(' ', '_')}") for kind in kinds if kind not in launcher.kills}
+    assert strikes == dict.fromkeys(strikes, True)
+
+
+def test_what_an_engine_keeps_running_is_no_orphan_and_a_rank_is():
+    fork_server = "/venv/bin/python -c from footplate.launch.fork_server import main; main(**config)"
+    java = "/usr/bin/java -cp /spark org.apache.spark"
+    raylet, serving, idle = "/ray/core/src/ray/raylet/raylet", "ray::FootplateAgent.run", "ray::FootplateAgent"
+    worker, executor = f"{java}.deploy.worker.Worker", f"{java}.executor.CoarseGrainedExecutorBackend"
+    kept = [
+        (line, [bool(pattern.search(line)) for pattern in (launcher.services, launcher.idle_hosts)])
+        for launcher, lines in ((Ray, (raylet, serving, idle, fork_server)), (Spark, (worker, executor, fork_server)))
+        for line in lines
+    ]
+    assert kept == [
+        (raylet, [True, False]), (serving, [False, False]), (idle, [False, True]), (fork_server, [False, False]),
+        (worker, [True, False]), (executor, [False, True]), (fork_server, [False, False]),
+    ]  # fmt: skip
