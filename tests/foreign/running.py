@@ -135,7 +135,9 @@ def _unpack(suite: Suite, archives: Path, to: Path) -> None:
     if archive is None:
         raise FileNotFoundError(f"{archives / suite.archive}: no such archive")
     with tarfile.open(archive) as opened:
-        opened.extractall(to, filter="data")
+        # Python 3.11.2, which Debian 12 has, has no filters.
+        opened.extraction_filter = getattr(tarfile, "data_filter", None)
+        opened.extractall(to)
 
 
 def _run_file(job: _Job, file: str) -> dict[str, Outcome]:

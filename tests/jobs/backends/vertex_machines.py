@@ -122,7 +122,9 @@ class Replicas:
     def _unpacked(self, uri: str, disk: Path) -> str:
         """The directory of an unpacked source distribution from the bucket."""
         with tarfile.open(self._fetched(uri.removeprefix("gs://"), disk)) as tar:
-            tar.extractall(disk, filter="data")
+            # Python 3.11.2, which Debian 12 has, has no filters.
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)
+            tar.extractall(disk)
         return str(disk / Path(uri).name.removesuffix(".tar.gz"))
 
     def _mounted(self, word: str, disk: Path) -> str:
