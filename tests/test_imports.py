@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import footplate as fp
-from footplate import callbacks, tracking
+from footplate import callbacks, catalog, data, tracking
+from footplate.core import goodput
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("footplate", "benchmarks", "examples", "tests")
@@ -78,7 +79,9 @@ def test_below_compat_only_the_listed_files_name_another_training_library():
     assert {path for path in names_them if not path.startswith(MAY_NAME_THEM)} == set(NAMES_THEM_BECAUSE)
 
 
-@pytest.mark.parametrize("package", [fp, tracking], ids=["footplate", "footplate.tracking"])
+@pytest.mark.parametrize(
+    "package", [fp, callbacks, catalog, data, goodput, tracking], ids=lambda package: package.__name__
+)
 def test_a_lazy_package_tells_type_checkers_the_names_that_it_has(package):
     """Each name is written twice: under TYPE_CHECKING, and in `_HOMES`."""
     tree = ast.parse(Path(package.__file__).read_text())
@@ -97,8 +100,16 @@ def test_footplate_exports_the_callbacks_and_loggers_of_their_packages(package, 
     assert exported(ours, fp) == exported(package.__all__, package), "export them in both __init__.py"
 
 
-def test_a_trainer_does_without_the_packages_of_tables_and_messages():
-    slow = ["pyarrow", "deltalake", "smtplib", "footplate.data.loader"]
+def test_a_trainer_does_without_what_only_some_trainings_need():
+    slow = [
+        "pyarrow",
+        "deltalake",
+        "smtplib",
+        "footplate.data.loader",
+        "footplate.hardware.xla",
+        "footplate.hardware.nvml",
+    ]
+    slow += ["footplate.callbacks.alert", "footplate.core.goodput.ledger", "footplate.core.html"]
     program = (
         f"import sys, footplate as fp; fp.Trainer, fp.Module; print([name for name in {slow} if name in sys.modules])"
     )

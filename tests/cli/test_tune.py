@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ from footplate.cli.tune_code import code_package, fit_arguments, trial_imports
 from footplate.cli.tune_space import parameter_spec
 from footplate.core.errors import ConfigError
 from footplate.training import job
+
+
+@pytest.fixture
+def trial_flags(net, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Flags of trials, whose directories the tuning chooses. The test has a home of jobs, and works in the project."""
+    with a_bench(tmp_path, monkeypatch):
+        monkeypatch.chdir(project)
+        yield [word for word in map(str, net) if not word.startswith("--trainer.default_root_dir")]
 
 
 @pytest.mark.parametrize(
@@ -137,63 +146,57 @@ def test_mistakes_are_told_before_any_work(
 
 @pytest.mark.slow
 def test_all_trials_begin_from_one_checkpoint_with_hyperparameters_of_their_own(
-    footplate, net, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    footplate, trial_flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with a_bench(tmp_path, monkeypatch):
-        monkeypatch.chdir(project)
-        words = [word for word in map(str, net) if not word.startswith("--trainer.default_root_dir")]
-        base = tmp_path / "base"
-        result = footplate("fit", *words, "--trainer.default_root_dir", base)
-        assert result.code == 0, result.err
-        longer = [*words, "--trainer.max_epochs=4"]
-        result = footplate(
-            "tune", "rates", "--param", "model.lr=0.001,0.05", "--metric", "val_loss", "--algorithm", "grid",
-            "--trials", 2, "--seed", "3", "--job-dir", tmp_path / "rates", "--format", "json",
-            "--from-checkpoint", base / "checkpoints" / "last.ckpt", "--", *longer,
-        )  # fmt: skip
-        assert result.code == 0, result.err
-        output = json.loads(result.out)
-        assert [trial["state"] for trial in output["trials"]] == ["SUCCEEDED", "SUCCEEDED"]
-        assert output["startCheckpoint"] == str(tmp_path / "rates" / "start.ckpt")
-        # The checkpoint that the trials need is theirs, whatever happens to the first one.
-        shutil.rmtree(base)
-        run = tmp_path / "rates" / output["bestTrial"]["jobId"].removeprefix("rates_trial_")
-        first_step = int((run / "metrics.csv").read_text().splitlines()[1].split(",")[0])
-        assert first_step > checkpoint.read_meta(tmp_path / "rates" / "start.ckpt")["global_step"]
-        seed, start, *command = output["bestTrial"]["command"].split()
-        assert (seed, start) == ("FOOTPLATE_SEED=3", f"FOOTPLATE_FROM_CHECKPOINT={tmp_path}/rates/start.ckpt")
-        monkeypatch.setattr(job, "_fits", itertools.count(1))
-        monkeypatch.setenv("FOOTPLATE_FROM_CHECKPOINT", start.partition("=")[2])
-        again = footplate(*command[1:], "--trainer.default_root_dir", tmp_path / "again")
-        assert again.code == 0, again.err
-        assert (tmp_path / "again" / "metrics.csv").read_text() == (run / "metrics.csv").read_text()
+    base = tmp_path / "base"
+    result = footplate("fit", *trial_flags, "--trainer.default_root_dir", base)
+    assert result.code == 0, result.err
+    longer = [*trial_flags, "--trainer.max_epochs=4"]
+    result = footplate(
+        "tune", "rates", "--param", "model.lr=0.001,0.05", "--metric", "val_loss", "--algorithm", "grid",
+        "--trials", 2, "--seed", "3", "--job-dir", tmp_path / "rates", "--format", "json",
+        "--from-checkpoint", base / "checkpoints" / "last.ckpt", "--", *longer,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    output = json.loads(result.out)
+    assert [trial["state"] for trial in output["trials"]] == ["SUCCEEDED", "SUCCEEDED"]
+    assert output["startCheckpoint"] == str(tmp_path / "rates" / "start.ckpt")
+    # The checkpoint that the trials need is theirs, whatever happens to the first one.
+    shutil.rmtree(base)
+    run = tmp_path / "rates" / output["bestTrial"]["jobId"].removeprefix("rates_trial_")
+    first_step = int((run / "metrics.csv").read_text().splitlines()[1].split(",")[0])
+    assert first_step > checkpoint.read_meta(tmp_path / "rates" / "start.ckpt")["global_step"]
+    seed, start, *command = output["bestTrial"]["command"].split()
+    assert (seed, start) == ("FOOTPLATE_SEED=3", f"FOOTPLATE_FROM_CHECKPOINT={tmp_path}/rates/start.ckpt")
+    monkeypatch.setattr(job, "_fits", itertools.count(1))
+    monkeypatch.setenv("FOOTPLATE_FROM_CHECKPOINT", start.partition("=")[2])
+    again = footplate(*command[1:], "--trainer.default_root_dir", tmp_path / "again")
+    assert again.code == 0, again.err
+    assert (tmp_path / "again" / "metrics.csv").read_text() == (run / "metrics.csv").read_text()
 
 
 @pytest.mark.slow
 def test_a_tuning_finds_the_best_trial_and_the_command_that_repeats_it(
-    footplate, net, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    footplate, trial_flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with a_bench(tmp_path, monkeypatch):
-        monkeypatch.chdir(project)
-        words = [word for word in map(str, net) if not word.startswith("--trainer.default_root_dir")]
-        result = footplate(
-            "tune", "rates", "--param", "model.lr=0.001,0.5", "--metric", "val_loss", "--algorithm", "grid", "--trials", 2,
-            "--parallel", 2, "--seed", "3", "--job-dir", tmp_path / "rates", "--format", "json", "--", *words,
-        )  # fmt: skip
-        assert result.code == 0, result.err
-        output = json.loads(result.out)
-        losses = [trial["finalMetric"]["objectiveValue"] for trial in output["trials"]]
-        assert losses == sorted(losses)
-        best = output["bestTrial"]
-        assert best["objectiveValue"] == losses[0]
-        run = tmp_path / "rates" / best["jobId"].removeprefix("rates_trial_")
-        assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lr"] == 0.5
-        table = footplate("jobs", "describe", "rates", "--format", "table")
-        assert f"The best is {best['jobId']}, val_loss=" in table.out
-        # The command trains the same model again.
-        prefix, *command = best["command"].split()
-        assert prefix == "FOOTPLATE_SEED=3"
-        monkeypatch.setenv("FOOTPLATE_SEED", "3")
-        again = footplate(*command[1:], "--trainer.default_root_dir", tmp_path / "again")
-        assert again.code == 0, again.err
-        assert (tmp_path / "again" / "metrics.csv").read_text() == (run / "metrics.csv").read_text()
+    result = footplate(
+        "tune", "rates", "--param", "model.lr=0.001,0.5", "--metric", "val_loss", "--algorithm", "grid", "--trials", 2,
+        "--parallel", 2, "--seed", "3", "--job-dir", tmp_path / "rates", "--format", "json", "--", *trial_flags,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    output = json.loads(result.out)
+    losses = [trial["finalMetric"]["objectiveValue"] for trial in output["trials"]]
+    assert losses == sorted(losses)
+    best = output["bestTrial"]
+    assert best["objectiveValue"] == losses[0]
+    run = tmp_path / "rates" / best["jobId"].removeprefix("rates_trial_")
+    assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["lr"] == 0.5
+    table = footplate("jobs", "describe", "rates", "--format", "table")
+    assert f"The best is {best['jobId']}, val_loss=" in table.out
+    # The command trains the same model again.
+    prefix, *command = best["command"].split()
+    assert prefix == "FOOTPLATE_SEED=3"
+    monkeypatch.setenv("FOOTPLATE_SEED", "3")
+    again = footplate(*command[1:], "--trainer.default_root_dir", tmp_path / "again")
+    assert again.code == 0, again.err
+    assert (tmp_path / "again" / "metrics.csv").read_text() == (run / "metrics.csv").read_text()
