@@ -43,7 +43,7 @@ from typing import Any
 import psutil
 from chaos_faults import CLOCK, ORDER, TAKEN
 from chaos_plan import FILE_EVENTS, KINDS, Blow, Fall, Line, aftermath, judge, overlaps, plan, read, spread
-from common import arguments_parser, machine, report
+from common import arguments_parser, corrupt_checkpoints, machine, report
 from processes import Program
 
 RECIPES = ("table", "workers")
@@ -203,15 +203,8 @@ class Training:
 
     def _check_checkpoints(self) -> None:
         """Load every checkpoint that claims to be complete. Nothing writes at this time."""
-        from footplate import checkpoint
-
-        for path in (self.directory / "run").rglob(f"*{checkpoint.SUFFIX}"):
-            if path.is_symlink() or not checkpoint.is_complete(path):
-                continue
-            try:
-                checkpoint.load(path)
-            except Exception as error:
-                self._findings.note("corrupt", 1, error=str(error), **self._circumstances())
+        for _, error in corrupt_checkpoints(self.directory / "run"):
+            self._findings.note("corrupt", 1, error=str(error), **self._circumstances())
 
     def _circumstances(self) -> dict[str, Any]:
         return {"recipe": self.recipe, "world": self.world, "blows": [asdict(fall.blow) for fall in self.falls]}

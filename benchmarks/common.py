@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -210,6 +210,19 @@ def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     names = {row["name"] for row in now["rows"]}
     rows = [row for row in before["rows"] if row["name"] not in names] + now["rows"]
     return {**now, "rows": rows, **{key: {**before[key], **now[key]} for key in ("ratios", "figures", "versions")}}
+
+
+def corrupt_checkpoints(run: Path) -> Iterator[tuple[Path, Exception]]:
+    """The checkpoints of a run that claim to be complete but fail to load, each with its error."""
+    from footplate import checkpoint
+
+    for path in run.rglob(f"*{checkpoint.SUFFIX}"):
+        if path.is_symlink() or not checkpoint.is_complete(path):
+            continue
+        try:
+            checkpoint.load(path)
+        except Exception as error:
+            yield path, error
 
 
 def let_torchvision_be_imported() -> None:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common import corrupt_checkpoints
 from lab_chaos_launchers import Kill, Launcher
 
-from footplate import checkpoint
 from footplate.lab import Machine
 
 PATIENCE_S = 120.0
@@ -216,13 +216,8 @@ class Training:
             self.findings.note(
                 "diverged", machines=len(self.launcher.hosts), first=different[0], of=len(different), said=self._said()
             )
-        for path in (self._out / "run").rglob(f"*{checkpoint.SUFFIX}"):
-            if path.is_symlink() or not checkpoint.is_complete(path):
-                continue
-            try:
-                checkpoint.load(path)
-            except Exception as error:
-                self.findings.note("corrupt", checkpoint=path.name, error=str(error))
+        for path, error in corrupt_checkpoints(self._out / "run"):
+            self.findings.note("corrupt", checkpoint=path.name, error=str(error))
 
     def _no_orphans(self, host: Machine, within_s: float, allowed: re.Pattern[str] = NOTHING) -> None:
         """Wait until a machine has no process but those of the engine itself, and those that are allowed."""
