@@ -210,7 +210,7 @@ def test_a_population_trains_although_its_supervisor_is_killed(bench: Bench):
     args = parser.parse_args()
     {textwrap.indent(NET, "    ").strip()}
         def on_train_epoch_end(self):
-            # The metric is the rate. The fork is told by its number of epochs.
+            # The number of layers decides which trial is best, and the epochs show that the fork goes on.
             self.log("accuracy", args.layers + self.current_epoch / 100)
             while self.current_epoch == 1 and not (place / "go").exists() and not self.trainer.received_sigterm:
                 time.sleep(0.01)
