@@ -1,4 +1,6 @@
+import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from footplate.core.errors import ConfigError
+from footplate.hardware import cpu_rates
 from footplate.hardware.cpu import CPU, MAX_PROCESSES
 from footplate.hardware.machine import usable_cores
 
@@ -60,3 +63,12 @@ def test_its_figures_are_of_this_machine():
 
     assert 0 < figures["memory_used_bytes"] < device.memory_bytes
     assert 0 <= figures["utilisation"] <= 1
+
+
+@pytest.mark.parametrize(("seconds_of_a_product", "tries"), [(1e-5, cpu_rates.TRIES), (0.03, 4), (7.0, 3)])
+def test_its_rates_are_the_best_of_many_tries_unless_these_take_long(monkeypatch, seconds_of_a_product, tries):
+    clock = itertools.count(0.0, seconds_of_a_product)
+    monkeypatch.setattr(cpu_rates, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    works = []
+    assert cpu_rates._fastest(lambda: works.append(1)) == pytest.approx(seconds_of_a_product)
+    assert len(works) == tries
