@@ -3,12 +3,17 @@
 A model with an `example_input_array` of tensors is written as an exported program (see `footplate.checkpoint.export`). It
 loads without the user's code and has a signature and an input example. Its batch dimension is free if the model allows it.
 Any other model is pickled, as MLflow does it, and needs the user's code for loading.
+
+The training process also writes the example and the model's output for it. So the uploader logs an exported program without
+importing torch. `mlflow.pytorch.log_model` would load the program, export it again, and load it once more to try its
+example, which takes seven seconds of processor time for a small model.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import json
 import logging
 import shutil
 import sys
@@ -18,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
+    from torch.export import ExportedProgram
 
 log = logging.getLogger(__name__)
 
 PROGRAM = "model.pt2"
+EXAMPLE = "example.npz"
 PICKLE = "model.pkl"
 LOGGED = "logged.txt"
 
@@ -41,7 +48,9 @@ def stage(module: nn.Module, directory: Path) -> None:
     example = getattr(module, "example_input_array", None)
     if _is_positional_tensors(example):
         try:
-            torch.export.save(trace(module), directory / PROGRAM)
+            program = trace(module)
+            _write_example(program, directory / EXAMPLE)
+            torch.export.save(program, directory / PROGRAM)
             return
         except ConfigError as error:
             log.warning("The model is logged to MLflow as a pickle, which needs your code to load: %s", error)
@@ -53,6 +62,24 @@ def stage(module: nn.Module, directory: Path) -> None:
         (directory / PICKLE).write_bytes(cloudpickle.dumps(replica))
     except Exception as error:
         raise ConfigError(f"{type(module).__name__} can't be pickled: {error}") from error
+
+
+def _write_example(program: ExportedProgram, path: Path) -> None:
+    """Write the example inputs of a program as `input_0`, `input_1`, …, and the output for them, if it is one tensor."""
+    import numpy as np
+    import torch
+
+    assert program.example_inputs is not None
+    inputs = program.example_inputs[0]
+    arrays = {f"input_{i}": tensor.numpy() for i, tensor in enumerate(inputs)}
+    try:
+        with torch.no_grad():
+            output = program.module()(*inputs)
+    except Exception as error:
+        raise ConfigError(f"its exported program fails for the example: {error}") from error
+    if isinstance(output, torch.Tensor) and output.dtype is not torch.bfloat16:
+        arrays["output"] = output.numpy()
+    np.savez(path, allow_pickle=False, **arrays)
 
 
 def log_staged(directory: Path, run_id: str, step: int, register_as: str | None) -> None:
@@ -71,42 +98,80 @@ def log_staged(directory: Path, run_id: str, step: int, register_as: str | None)
 
 def _log(directory: Path, run_id: str, step: int) -> str:
     """Log the model and return its URI."""
-    import cloudpickle
     import mlflow
-    import torch
+    from mlflow.models import Model
 
-    options: dict[str, Any]
-    if (directory / PROGRAM).exists():
-        program = torch.export.load(directory / PROGRAM)
-        module = program.module()
-        assert program.example_inputs is not None
-        options = {"serialization_format": "pt2", **_signature(module, program.example_inputs[0])}
-        needed = ("torch", "numpy")
-    else:
-        module = cloudpickle.loads((directory / PICKLE).read_bytes())
-        options = {"serialization_format": "pickle"}
-        needed = ("torch", "numpy", "cloudpickle", "footplate")
-    requirements = [f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in needed]
-    log_model = _mlflow_pytorch().log_model
     with mlflow.start_run(run_id=run_id, log_system_metrics=False):
-        return log_model(module, name="model", step=step, pip_requirements=requirements, **options).model_uri
+        if (directory / PROGRAM).exists():
+            # MLflow would load the model to try its example.
+            options: dict[str, Any] = {"name": "model", "step": step, "validate_serving_input": False}
+            return Model.log(artifact_path=None, flavor=_Exported(directory), **options).model_uri
+
+        import cloudpickle
+
+        module = cloudpickle.loads((directory / PICKLE).read_bytes())
+        options = {
+            "serialization_format": "pickle",
+            "pip_requirements": _pinned("torch", "numpy", "cloudpickle", "footplate"),
+        }
+        return _mlflow_pytorch().log_model(module, name="model", step=step, **options).model_uri
 
 
-def _signature(module: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
-    """Make the signature and the input example of a model whose inputs are positional tensors."""
-    import torch
-    from mlflow.models import ModelSignature, infer_signature
-    from mlflow.types import Schema, TensorSpec
+class _Exported:
+    """A flavor that writes an exported program as `mlflow.pytorch` does, which also loads it."""
 
-    with torch.no_grad():
-        output = module(*inputs)
-    output = output.numpy() if isinstance(output, torch.Tensor) else None
-    arrays = [tensor.numpy() for tensor in inputs]
-    if len(arrays) == 1:
-        return {"signature": infer_signature(arrays[0], output), "input_example": arrays[0]}
-    specs: list[Any] = [TensorSpec(array.dtype, (-1, *array.shape[1:]), f"input_{i}") for i, array in enumerate(arrays)]
-    outputs = infer_signature(arrays[0], output).outputs
-    return {"signature": ModelSignature(Schema(specs), outputs), "input_example": inputs}
+    __name__ = "mlflow.pytorch"
+
+    def __init__(self, directory: Path) -> None:
+        import numpy as np
+
+        self._program = directory / PROGRAM
+        with np.load(directory / EXAMPLE, allow_pickle=False) as example:
+            self._output = example.get("output")
+            self._inputs = [example[name] for name in example.files if name != "output"]
+
+    def save_model(self, path: str, mlflow_model: Any, **_: Any) -> None:
+        """Write the model's folder. `Model.log` calls this."""
+        from mlflow import pyfunc
+        from mlflow.models.utils import _save_example
+        from mlflow.utils.environment import _process_pip_requirements, _PythonEnv
+
+        folder = Path(path)
+        (folder / "data").mkdir(parents=True)
+        shutil.copyfile(self._program, folder / "data" / PROGRAM)
+        mlflow_model.signature = self._signature()
+        mlflow_model.model_size_bytes = self._program.stat().st_size
+        version = importlib.metadata.version("torch")
+        mlflow_model.add_flavor("pytorch", model_data="data", pytorch_version=version, code=None)
+        if len(self._inputs) == 1:
+            _save_example(mlflow_model, self._inputs[0], path)
+            pyfunc.add_to_model(
+                mlflow_model, "mlflow.pytorch", data="data", pickle_module_name="mlflow.pytorch.pickle_module",
+                conda_env="conda.yaml", python_env="python_env.yaml", model_config={"device": None},
+            )  # fmt: skip
+        mlflow_model.save(str(folder / "MLmodel"))
+
+        conda, requirements, _constraints = _process_pip_requirements(None, _pinned("torch", "numpy"))
+        (folder / "conda.yaml").write_text(json.dumps(conda, indent=2) + "\n")  # YAML, too
+        (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
+        _PythonEnv.current().to_yaml(str(folder / "python_env.yaml"))
+
+    def _signature(self) -> Any:
+        from mlflow.models import ModelSignature, infer_signature
+        from mlflow.types import Schema, TensorSpec
+
+        signature = infer_signature(self._inputs[0], self._output)
+        if len(self._inputs) == 1:
+            return signature
+        specs: list[Any] = [
+            TensorSpec(array.dtype, (-1, *array.shape[1:]), f"input_{i}") for i, array in enumerate(self._inputs)
+        ]
+        return ModelSignature(Schema(specs), signature.outputs)
+
+
+def _pinned(*names: str) -> list[str]:
+    """Pin packages at the versions of this environment, without the local part, which no index has."""
+    return [f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in names]
 
 
 def _is_positional_tensors(example: Any) -> bool:

@@ -1,15 +1,22 @@
 """The model in MLflow: the parts that load again, and the loaders."""
 
+import itertools
 import sys
 import types
+from importlib import metadata
 
 import pytest
+import template
 import torch
+import yaml
+from mlflow.models import ModelSignature, infer_signature
+from mlflow.types import Schema, TensorSpec
 from torch import nn
 
 import footplate.training.module as fp
+from footplate.checkpoint import export
 from footplate.tracking import MLflow
-from footplate.tracking.mlflow_model import log_staged, stage
+from footplate.tracking.mlflow_model import PICKLE, PROGRAM, log_staged, stage
 
 pytestmark = pytest.mark.engine
 
@@ -113,6 +120,73 @@ def test_models_of_several_inputs_and_without_an_example_are_loaded_again(
     if has_pyfunc:
         predicted = mlflow_models.pyfunc.load_model(uri).predict(inputs[0].numpy())
         torch.testing.assert_close(torch.from_numpy(predicted), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [Classifier(), TwoInputs()], ids=["one input", "two inputs"])
+def test_an_exported_program_is_logged_as_mlflow_does_it(tmp_path, database, run_dir, mlflow_models, module):
+    """All that `mlflow.pytorch.log_model` writes is there, but for the trace, which is ours."""
+    mlflow_models.set_tracking_uri(f"sqlite:///{run_dir.parent / 'mlflow.db'}")
+    experiment = database.create_experiment("models", artifact_location=(tmp_path / "artifacts").as_uri())
+    run_id = database.create_run(experiment).info.run_id
+    stage(module, tmp_path / "staged")
+    log_staged(tmp_path / "staged", run_id, 1, None)
+
+    example = module.example_input_array
+    inputs = tuple(torch.cat([each, each]) for each in (example if isinstance(example, tuple) else (example,)))
+    arrays, output = [each.numpy() for each in inputs], module.eval()(*inputs).detach().numpy()
+    signature = infer_signature(arrays[0], output)
+    if len(arrays) > 1:
+        specs = [TensorSpec(each.dtype, (-1, *each.shape[1:]), f"input_{i}") for i, each in enumerate(arrays)]
+        signature = ModelSignature(Schema(specs), signature.outputs)
+    mlflow_models.pytorch.save_model(
+        module,
+        tmp_path / "theirs",
+        serialization_format="pt2",
+        signature=signature,
+        input_example=arrays[0] if len(arrays) == 1 else inputs,
+        pip_requirements=[f"{name}=={metadata.version(name).partition('+')[0]}" for name in ("torch", "numpy")],
+    )
+    roots = [next((tmp_path / "artifacts").rglob("MLmodel")).parent, tmp_path / "theirs"]
+    ours, theirs = ({str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} for root in roots)
+    assert ours == theirs
+    of_one_model = ("artifact_path", "model_id", "model_uuid", "run_id", "utc_time_created", "model_size_bytes")
+    for name in ours - {"data/model.pt2"}:
+        our_text, their_text = (yaml.safe_load((root / name).read_text()) for root in roots)
+        if name == "MLmodel":
+            for text, key in itertools.product((our_text, their_text), of_one_model):
+                text.pop(key, None)
+        assert our_text == their_text, name
+
+
+@pytest.mark.slow
+def test_a_program_is_logged_without_importing_torch(run_dir, database, tmp_path):
+    stage(Classifier(), tmp_path / "staged")
+    uri, run_id = f"sqlite:///{run_dir.parent / 'mlflow.db'}", database.create_run("0").info.run_id
+    program = f"""
+import pathlib, sys
+import mlflow
+from footplate.tracking.mlflow_model import log_staged
+mlflow.set_tracking_uri({uri!r})
+log_staged(pathlib.Path({str(tmp_path / "staged")!r}), {run_id!r}, 1, None)
+print("torch" in sys.modules)
+"""
+    logged = template.Popen(
+        [sys.executable, "-c", program], packages=template.TRACKERS, launches=False, stdout=-1, text=True, cwd=tmp_path
+    )
+    assert logged.communicate()[0].splitlines()[-1] == "False"
+    assert [model.name for model in database.search_logged_models(["0"])] == ["model"]
+
+
+def test_a_program_that_fails_for_its_own_example_is_a_pickle(run_dir, database, caplog, monkeypatch):
+    """An assertion of the trace may hold for the model's shapes only."""
+    traced = export.trace(Classifier())
+    broken = types.SimpleNamespace(example_inputs=traced.example_inputs, module=lambda: KeywordOnly())
+    monkeypatch.setattr(export, "trace", lambda module: broken)
+    stage(Classifier(), run_dir / "staged")
+    assert not (run_dir / "staged" / PROGRAM).exists()
+    assert (run_dir / "staged" / PICKLE).exists()
+    assert "its exported program fails for the example" in caplog.text
 
 
 @pytest.mark.slow
