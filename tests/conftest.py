@@ -24,6 +24,7 @@ import passed
 import pytest
 import scheduling
 import slurm_cluster
+import spark_home
 import template
 import torch
 from hypothesis import settings
@@ -39,6 +40,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the first `python3` of PATH
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark"))
+if (home := spark_home.spark_home()) is not None:
+    os.environ.setdefault("SPARK_HOME", str(home))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs that run for milliseconds aren't worth LLVM's optimizations, which take a third of the time of XLA's tests. The
 # processes of tests/step/xla/test_trainer_processes.py optimize as usual.
