@@ -46,7 +46,7 @@ class Watch(fp.Callback):
         (place / f"rank-{{trainer.global_rank}}-trains").touch()
         if (place / "end").exists():
             trainer.should_stop = True
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(80, 4)), batch_size=4)
 fp.Trainer(

@@ -45,7 +45,9 @@ def test_in_an_image_of_the_users_the_package_is_installed_first(bench: Bench, p
     )
     job = bench.jobs.wait("my_job")
     assert job.state == State.SUCCEEDED, bench.output()
-    assert bench.output() == "of the package 0\n"
+    *notes_of_pip, last = bench.output().splitlines()
+    assert last == "of the package 0"
+    assert all("DEPRECATION" in note for note in notes_of_pip)
     assert "containerSpec" in place.cloud.runs[0].resource["jobSpec"]["workerPoolSpecs"][0]
 
 
