@@ -1,7 +1,7 @@
 """A home of Spark without its archive of PySpark.
 
-Spark puts that archive in front of the path of its Python processes. It has no compiled modules, so each process would compile
-PySpark again, for half a second. Without it, they import the installed PySpark, which is the same.
+Spark puts that archive in front of the path of its Python processes. It has no compiled modules, so each process would
+compile PySpark again, for half a second. Without it, they import the installed PySpark, which is the same.
 """
 
 from __future__ import annotations
