@@ -1,7 +1,8 @@
 """Several machines whose network breaks: what happens to a training, and how long it takes to go on.
 
     python benchmarks/lab_chaos.py --faults 200
-    python benchmarks/lab_chaos.py --faults 50 --launcher ray
+    python benchmarks/lab_chaos.py --faults 50 --launcher ray --json ray.json
+    python benchmarks/lab_chaos.py --faults 50 --launcher ray --json ray.json --add --seed 1
 
 Each training runs on two to four machines of a lab (`footplate.lab`: namespaces with a TCP stack of their own), with one
 rank on each. One more machine is spare. `footplate run`, a Ray cluster or a Spark cluster starts the training
@@ -18,6 +19,8 @@ The figures count defects, and all of them must be 0:
 - `orphans`: machines with a process that is left after the program has ended, or after a fault has separated the machine
   from the others. The cluster's own processes don't count.
 
+A few hundred faults take hours, so a run can be added to those before it.
+
 For each fault the table has the seconds until the next attempt was announced (detection), and until the first step after
 it (recovery). All machines share the wall clock of this one, so the times can be compared.
 """
@@ -25,6 +28,7 @@ it (recovery). All machines share the wall clock of this one, so the times can b
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import statistics
@@ -32,6 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +66,24 @@ def undisturbed(world: int) -> dict[str, set[str]]:
         return losses_in(Path(directory))
 
 
-def run(launcher: type[Launcher], faults: int, seed: int) -> Findings:
-    """Strike trainings until all faults have struck."""
-    chance, findings = random.Random(seed), Findings()
+COUNTED = ("diverged", "corrupt", "hung", "orphans")
+TIMES = ("detection_s", "recovery_s")
+
+
+def earlier(document: dict[str, Any]) -> Findings:
+    """The findings of the runs that have written a JSON document."""
+    findings = Findings(Counter({name: document["figures"][name] for name in COUNTED}), document["figures"]["findings"])
+    for row in document["rows"]:
+        findings.struck[row["name"]] = row["faults"]
+        for name in TIMES:
+            if values := row.get(f"{name}_each"):
+                getattr(findings, name)[row["name"]] = values
+    return findings
+
+
+def run(launcher: type[Launcher], faults: int, seed: int, findings: Findings) -> None:
+    """Strike trainings until all faults have struck. Add what is found to the findings."""
+    chance = random.Random(seed)
     # Every kind occurs equally often.
     left = list(itertools.islice(itertools.cycle(kinds_of(launcher)), faults))
     chance.shuffle(left)
@@ -87,7 +107,6 @@ def run(launcher: type[Launcher], faults: int, seed: int) -> Findings:
                 left.pop(0)
                 continue
             training.finish(expected[world])
-    return findings
 
 
 def main() -> None:
@@ -95,30 +114,42 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200, help="number of faults")
     parser.add_argument("--launcher", choices=LAUNCHERS, default="footplate", help="what starts the training")
     parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
+    parser.add_argument(
+        "--add", action="store_true", help="add to the faults in the JSON file, of runs with other seeds"
+    )
     options = parser.parse_args()
+    if options.add and options.json is None:
+        parser.error("--add needs the file of --json")
     if why := why_not():
         raise SystemExit(why)
     host, begun = machine(), time.monotonic()
     launcher = LAUNCHERS[options.launcher]
-    findings = run(launcher, 3 if options.quick else options.faults, options.seed)
+    findings, seeds, minutes = Findings(), [options.seed], 0.0
+    if options.add and options.json.exists():
+        document = json.loads(options.json.read_text())
+        before = document["figures"]
+        if before["launcher"] != options.launcher or options.seed in before["seeds"]:
+            raise SystemExit(f"{options.json} has faults for {before['launcher']}, with the seeds {before['seeds']}.")
+        findings, seeds, minutes = earlier(document), [*before["seeds"], options.seed], before["minutes"]
+    run(launcher, 3 if options.quick else options.faults, options.seed, findings)
     rows = []
     for kind, meaning in kinds_of(launcher).items():
         row: dict[str, Any] = {"name": kind, "meaning": meaning, "faults": findings.struck[kind]}
-        for name, times in (("detection", findings.detection_s), ("recovery", findings.recovery_s)):
-            if values := times.get(kind):
-                row |= {f"{name}_s": statistics.median(values), f"{name}_worst_s": max(values)}
+        for name in TIMES:
+            if values := getattr(findings, name).get(kind):
+                worst = name.replace("_s", "_worst_s")
+                row |= {name: statistics.median(values), worst: max(values), f"{name}_each": values}
         rows.append(row)
-    counted = ("diverged", "corrupt", "hung", "orphans")
     all_recoveries = [value for values in findings.recovery_s.values() for value in values]
     figures = {
         "launcher": options.launcher,
         "faults": findings.struck.total(),
-        **{name: findings.counts[name] for name in counted},
+        **{name: findings.counts[name] for name in COUNTED},
         "heartbeat_timeout_s": HEARTBEAT_S,
         "recovery_s": statistics.median(all_recoveries),
         "recovery_worst_s": max(all_recoveries),
-        "minutes": (time.monotonic() - begun) / 60,
-        "seed": options.seed,
+        "minutes": minutes + (time.monotonic() - begun) / 60,
+        "seeds": seeds,
         "findings": findings.details,
     }
     columns = {
@@ -139,7 +170,7 @@ def main() -> None:
         ("torch", "footplate", *launcher.packages),
         options.json,
     )
-    print({name: figures[name] for name in ("faults", *counted)})
+    print({name: figures[name] for name in ("faults", *COUNTED)})
     sys.exit(any(findings.counts.values()))
 
 

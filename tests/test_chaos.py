@@ -106,6 +106,20 @@ def test_a_process_that_trains_after_its_successor_has_begun_overlaps():
     assert overlaps([*one, *batches(8, 0.0, 1, rank=1)]) == 0  # another rank is no successor
 
 
+def test_faults_are_added_to_those_of_runs_before():
+    rows = [
+        {"name": "kill rank", "faults": 2, "recovery_s": 1.5, "recovery_s_each": [1.0, 2.0]},
+        {"name": "cut off", "faults": 0},
+    ]
+    figures = {"diverged": 0, "corrupt": 1, "hung": 0, "orphans": 0, "findings": [{"what": "corrupt"}]}
+    findings = lab_chaos.earlier({"figures": figures, "rows": rows})
+    findings.note("hung", fault="cut off")
+    assert (findings.struck["kill rank"], findings.recovery_s) == (2, {"kill rank": [1.0, 2.0]})
+    assert {name: findings.counts[name] for name in lab_chaos.COUNTED} == {
+        "diverged": 0, "corrupt": 1, "hung": 1, "orphans": 0,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS.values(), ids=LAUNCHERS)
 def test_each_kind_of_fault_in_the_lab_can_strike(launcher: type[Launcher]):
     kinds = lab_chaos.kinds_of(launcher)
