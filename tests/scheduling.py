@@ -28,7 +28,7 @@ from xdist.workermanage import WorkerController
 ENGINES = {
     "ray": re.compile(
         r"tests/launch/test_(ray|ray_alone)\.py"
-        r"|tests/(launch|jobs/backends)/test_(conformance|questions)\.py::.*\[ray\b"
+        r"|tests/(launch|jobs/backends)/test_(conformance|questions|tuning)\.py::.*\[ray\b"
         r"|tests/jobs/backends/test_ray_jobs\.py"
         r"|tests/test_notebooks\.py::.*4_ladder"
         r"|tests/test_benchmarks\.py::.*\[ray-"
@@ -41,7 +41,7 @@ ENGINES = {
         r"|tests/test_notebooks\.py::.*3_lakehouse"
     ),
     "slurm": re.compile(
-        r"tests/jobs/backends/test_conformance\.py::.*\[slurm\b"
+        r"tests/jobs/backends/test_(conformance|tuning)\.py::.*\[slurm\b"
         r"|tests/jobs/backends/test_slurm_jobs\.py"
         r"|tests/launch/test_slurm_allocation\.py"
     ),

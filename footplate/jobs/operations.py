@@ -137,7 +137,7 @@ class Jobs:
             ConfigError: the tuning that this one continues can't be continued.
         """
         resolved, now = planned.job, time.time()
-        name, plan = resolved.name, tuning_plan(resolved, self.store, planned.tuning_options)
+        name, plan = resolved.name, tuning_plan(resolved, self.store, planned.tuning_options, planned.backend)
         assert name is not None
         execution = Execution.of(resolved, program.digest, Path.cwd(), planned.destination)
         plan = None if plan is None else keep_start(plan, execution.job_dir)

@@ -33,6 +33,8 @@ from footplate.jobs.spec.draft import Draft, draft
 from footplate.jobs.spec.problems import Path as KeyPath
 from footplate.jobs.spec.problems import Problem, SpecError
 from footplate.jobs.spec.resolving import ResolvedJob, problems, resolve
+from footplate.jobs.tuning.plan import TuningPlan
+from footplate.jobs.tuning.proposals import check_algorithm
 
 if TYPE_CHECKING:
     from footplate.jobs.spec.document import Document
@@ -192,6 +194,7 @@ def submit(planned: PlannedJob, jobs: Queue) -> tuple[str, ...]:
         WrongState: a job of this name exists.
         Unavailable: the backend can't be reached.
         ConfigError: the job can't run on its backend.
+        MissingExtra: it tunes, and Optuna isn't installed.
         PackageError: the program can't be put into a snapshot, or lacks the module.
     """
     with _accept(planned, jobs) as accepted:
@@ -238,6 +241,8 @@ def _accept(planned: PlannedJob, jobs: Queue | None) -> Iterator[_Accepted]:
         if jobs is not None:
             raise
         notices = [str(error)]
+    if "hyperparameters" in job.spec:
+        check_algorithm(TuningPlan.of(job.spec["hyperparameters"], seed=0))
 
     # A submission holds the lock of the home until the job is in the store, else a cleanup might delete the snapshot.
     with jobs.reserve(job.name or "") if jobs is not None else _scratch() as root:

@@ -60,11 +60,11 @@ def refuse_without_package(job: ResolvedJob, system: str) -> None:
 
     Raises:
         ConfigError: the job has no name.
-        Untranslatable: it has no module, or has TPUs, or is a tuning.
+        Untranslatable: it has no module, or has TPUs.
     """
     if job.name is None:
         raise ConfigError("a job needs a name.")
-    problems = [*no_tuning(job), *no_tpus(job)]
+    problems = [*no_tpus(job)]
     if not job.command:
         problems.append(
             f"It has no module, and on {system}'s nodes jobs run as Python packages: give --package-path and --module-name."

@@ -28,9 +28,10 @@ class TuningBackend:
         self._store = store
 
     def find(self, task: Task) -> TuningAttempt:
-        """The tuning, as far as it is."""
+        """The tuning, as far as it is. Trials on other machines don't begin from a fork of a process of this one."""
         needs = get_backend(task.job.backend).needs(ResolvedJob.from_dict(task.job.spec))
-        fork_server = TuningForkServer(task.home, task.execution) if is_supported() else None
+        forks = task.job.backend == "local" and is_supported()
+        fork_server = TuningForkServer(task.home, task.execution) if forks else None
         return TuningAttempt(task.home, self._store, task.job, needs, task.folder, fork_server)
 
     def prepare(self, task: Task) -> None:

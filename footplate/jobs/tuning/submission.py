@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 # Names of jobs have at most 128 characters.
 _NAME_CHARACTERS = 128
 SEED = "FOOTPLATE_SEED"
+# Backends whose trials write their checkpoints where this machine reads them.
+_SHARES_DISK = ("local", "slurm")
 
 
-def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any]) -> TuningPlan | None:
+def tuning_plan(
+    resolved: ResolvedJob, store: Store, options: Mapping[str, Any], backend: str = "local"
+) -> TuningPlan | None:
     """The plan of a job that tunes; None for a job that is one training.
 
     Args:
@@ -35,6 +39,7 @@ def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any])
         store: the store of the jobs.
         options: `seed`, `stop_early`, `imports`, `checkpoint` and `interval`, which a config can't express. Without a
             seed, `FOOTPLATE_SEED` gives it, or one is drawn and kept with the job.
+        backend: where its trials run.
 
     Raises:
         ConfigError: its trials can't have names; the tuning that it continues can't be continued.
@@ -49,7 +54,7 @@ def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any])
     interval = options.get("interval", 1)
     plan = TuningPlan.of(spec, _seed(options), _earlier(spec, store), stop_early, imports, checkpoint, interval)
     if plan.stop_early == "pbt":
-        _check_population(plan, resolved.job_dir)
+        _check_population(plan, resolved.job_dir, backend)
     longest = trial_name(name, plan.max_trials)
     if len(longest) > _NAME_CHARACTERS:
         raise ConfigError(
@@ -65,7 +70,13 @@ def tuning_plan(resolved: ResolvedJob, store: Store, options: Mapping[str, Any])
     return plan
 
 
-def _check_population(plan: TuningPlan, job_dir: str | None) -> None:
+def _check_population(plan: TuningPlan, job_dir: str | None, backend: str) -> None:
+    if backend not in _SHARES_DISK:
+        raise ConfigError(
+            f"population-based training copies checkpoints on this machine's disk, and --backend is {backend}, whose "
+            "machines have disks of their own. Choose another rule with --stop-early, or run the trials on this machine or "
+            "on Slurm."
+        )
     if plan.max_parallel_trials < QUARTER:
         raise ConfigError(
             f"population-based training compares the trials that run at once, and {plan.max_parallel_trials} is too few. "

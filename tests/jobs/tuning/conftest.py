@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from footplate.jobs import operations
+from footplate.jobs.backends import get_backend
 from footplate.jobs.record import Trial
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import State
@@ -157,7 +158,8 @@ def submit_with(bench: Bench, text: str, name: str = "tuned", **options: object)
 
     flags = {"module-name": "trainer.task", "region": "us-central1", "job-dir": bench.job_dir}
     job = resolve(draft(parse(text), flags, (), name))
-    submit(PlannedJob(job, bench.directory / "trainer", tuning_options=options), bench.jobs)
+    place = get_backend(bench.backend).destination(bench.options)
+    submit(PlannedJob(job, bench.directory / "trainer", bench.backend, place, tuning_options=options), bench.jobs)
 
 
 def tuned(bench: Bench, text: str = GRID, name: str = "tuned") -> Tuned:

@@ -12,19 +12,9 @@ from footplate.jobs.record import Trial
 from footplate.jobs.states import State
 from footplate.jobs.supervision.identity import Identity
 from jobs.conftest import NET, Bench, until
-from jobs.tuning.conftest import grid, line_of, submit_with
+from jobs.tuning.checks import HEAD, check_a_program_that_ends_when_it_is_to_pause, check_pauses
+from jobs.tuning.conftest import grid
 
-HEAD = """
-import argparse
-import hypertune
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs")
-parser.add_argument("--layers", type=int)
-parser.add_argument("--kind")
-parser.add_argument("--job-dir")
-args = parser.parse_args()
-trial = os.environ["CLOUD_ML_TRIAL_ID"]
-"""
 SCORES = """
 score = args.layers + (0.5 if args.kind == "b" else 0.0)
 hypertune.HyperTune().report_hyperparameter_tuning_metric("accuracy", score, global_step=3)
@@ -129,49 +119,9 @@ def test_an_unpromising_trainer_saves_and_is_stopped_early(bench: Bench):
 
 
 def test_a_program_that_does_its_work_although_it_is_asked_to_pause_has_its_result(bench: Bench):
-    source = """
-    asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-    report = hypertune.HyperTune().report_hyperparameter_tuning_metric
-    report("accuracy", 1 / int(trial), global_step=1)
-    while trial == "2" and not asked:
-        time.sleep(0.01)
-    report("accuracy", 2 / int(trial), global_step=2)
-    """
-    bench.program(HEAD + textwrap.dedent(source))
-    submit_with(bench, line_of(2, maxParallelTrials=2, maxTrials=2), stop_early="asha")
-    assert bench.jobs.wait("tuned").state == State.SUCCEEDED
-    assert [(str(trial.state), trial.value) for trial in trials_of(bench)] == [("SUCCEEDED", 2.0), ("SUCCEEDED", 1.0)]
-    job = bench.jobs.store.find("tuned_trial_2")
-    assert (job.state, job.attempt, job.cause) == (State.CANCELLED, 1, "its program ended by itself")
+    check_a_program_that_ends_when_it_is_to_pause(bench)
 
 
 @pytest.mark.slow
 def test_a_paused_trainer_that_continues_is_bit_for_bit_one_that_was_never_paused(bench: Bench):
-    source = f"""
-    import footplate as fp
-    {textwrap.indent(NET, "    ").strip()}
-        def on_train_batch_end(self, outputs, batch, batch_idx):
-            if self.global_step in (1, 4):
-                # From the fourth step on they are equally good, so that none is paused at a later rung.
-                self.log("accuracy", 1 / int(trial) if self.global_step == 1 else 1.0)
-            # All trials but the first are still here when they are paused.
-            while self.global_step == 3 and trial != "1" and attempt == 1 and not self.trainer.received_sigterm:
-                time.sleep(0.01)
-    fp.seed_everything(5)
-    data, net = torch.utils.data.TensorDataset(torch.randn(64, 4)), Net()
-    batches = torch.utils.data.DataLoader(data, 8, shuffle=True)
-    fp.Trainer(max_epochs=2, log_every_n_steps=1, enable_progress_bar=False, logger=False).fit(net, batches)
-    print("WEIGHTS", [value.hex() for value in net.net.weight.flatten().tolist()])
-    """
-    bench.program(HEAD + textwrap.dedent(source))
-    submit_with(bench, line_of(6, maxParallelTrials=3, maxTrials=6), stop_early="asha")
-    assert bench.jobs.wait("tuned").state == State.SUCCEEDED
-    # Two of six make the cut, and the second does so only when the last has been measured.
-    assert [str(trial.state) for trial in trials_of(bench)] == [*["SUCCEEDED"] * 2, *["STOPPED_EARLY"] * 4]
-    assert [bench.jobs.store.find(f"tuned_trial_{number}").attempt for number in (1, 2, 3)] == [1, 2, 1]
-    paused, continued = (bench.output("tuned_trial_2", attempt) for attempt in (1, 2))
-    assert "WEIGHTS" not in paused
-    weights = [line for line in continued.splitlines() if line.startswith("WEIGHTS")]
-    assert len(weights) == 1
-    assert weights == [line for line in bench.output("tuned_trial_1").splitlines() if line.startswith("WEIGHTS")]
+    check_pauses(bench)

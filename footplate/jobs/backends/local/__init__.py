@@ -21,8 +21,6 @@ from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources
 from footplate.jobs.supervision.identity import Identity, boot
 from footplate.jobs.supervision.logfiles import limit
-from footplate.jobs.tuning.plan import TuningPlan
-from footplate.jobs.tuning.proposals import check_algorithm
 
 if TYPE_CHECKING:
     from footplate.jobs.backends.local.attempt import LocalAttempt
@@ -45,10 +43,7 @@ class Local:
         Raises:
             ConfigError: its program is in a container image; its job directory can't be created; `FOOTPLATE_LOG_MB` isn't
                 a number.
-            MissingExtra: it tunes, and Optuna isn't installed.
         """
-        if "hyperparameters" in resolved.spec:
-            check_algorithm(TuningPlan.of(resolved.spec["hyperparameters"], seed=0))
         if not resolved.command:
             raise ConfigError(
                 f"{resolved.name}: the spec names a container image and no module. On this machine jobs run as Python "

@@ -23,6 +23,7 @@ from typing import Any
 from footplate.jobs.backends.ray import log_protocol
 from footplate.jobs.backends.ray.client import Info
 from footplate.jobs.backends.ray.listener import Listener, NotTaken, Output, Over, Restart, Unknown
+from footplate.jobs.backends.ray.trial_reports import FILES
 from footplate.jobs.record import Process
 from footplate.jobs.supervision.logfiles import Writer
 from footplate.launch.failure import Failure
@@ -165,7 +166,7 @@ class RayAttempt:
                 self._event(event)
             return
         if source not in self._logs:
-            self._logs[source] = _Log(self._folder / f"{source}.log")
+            self._logs[source] = _Log(self._folder / FILES.get(source, f"{source}.log"))
         self._logs[source].take(data)
 
     def _event(self, event: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ from footplate.jobs.backends.ray.replica_actor import (
     ReplicaActor,
     ReplicaTask,
 )
+from footplate.jobs.backends.ray.trial_reports import FILES
 from footplate.jobs.cluster_env import processes, replica_ids
 from footplate.jobs.execution import Execution
 from footplate.jobs.supervision.exit_status import End, Orders, Verdict, outcome
@@ -179,8 +180,11 @@ class EntryPoint:
         for replica, (node, _) in zip(self._replicas, replies, strict=True):
             replica.node = node
 
-        attempt = self._task["attempt"]
-        described = processes(cast("Any", self._execution), addresses, rendezvous, attempt - 1, self._execution.job_dir)
+        attempt, trial = self._task["attempt"], self._execution.trial
+        described = processes(
+            cast("Any", self._execution), addresses, rendezvous, attempt - 1, self._execution.job_dir,
+            None if trial is None else trial["number"],
+        )  # fmt: skip
         common = {
             **self._task["variables"],
             "PYTHONUNBUFFERED": "1",
@@ -199,6 +203,9 @@ class EntryPoint:
                 variables,
                 self._execution.directory,
                 self._task["key"],
+                replica.role,
+                replica.index,
+                trial,
             )
             replica.actor.run.remote(task)
             replica.poll, replica.last_heard = replica.actor.poll.remote(0), time.monotonic()
@@ -237,8 +244,8 @@ class EntryPoint:
                 replica.rest_since = time.monotonic()
             replica.rest = rest
             self._write(encode(replica.source, whole + end))
-        elif message.kind == "prepare":
-            self._write(encode("prepare", message.data))
+        elif message.kind in ("prepare", *FILES):
+            self._write(encode(message.kind, message.data))
         elif message.kind == "began":
             self._event("began", role=replica.role, index=replica.index)
             replica.actor.clean.remote()

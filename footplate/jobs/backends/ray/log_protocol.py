@@ -3,6 +3,7 @@
     master-0| step 12, loss 0.31            a line of the master
     worker-1+ 42%                           the beginning of a line; its rest follows
     prepare| Collecting einops              output of the package's installation
+    reports| {"step": 40, "value": 0.81}    a line of a trial's reports (`trial_reports.py`)
     footplate| {"event": "ended", …}        an event; a long one has several lines, as output has
 
 Any bytes can be encoded: a backslash escapes bytes that aren't UTF-8, carriage returns, and backslashes. Lines are short,
@@ -20,7 +21,9 @@ OURS = "footplate"
 # Characters of output in a line, before escapes.
 LONGEST = 4000
 
-_LINE = re.compile(r"(footplate|prepare|(?:master|worker|parameter_server|evaluator)-\d+)([|+]) (.*)", re.DOTALL)
+_LINE = re.compile(
+    r"(footplate|prepare|reports|hypertune|(?:master|worker|parameter_server|evaluator)-\d+)([|+]) (.*)", re.DOTALL
+)
 _SPECIAL = re.compile("[\\\\\r\udc80-\udcff]")
 _ESCAPED = re.compile(r"\\(\\|r|x[0-9a-f]{2})")
 

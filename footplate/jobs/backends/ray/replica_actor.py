@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from footplate.core.errors import ConfigError, FootplateError, Unavailable
+from footplate.jobs.backends.ray.trial_reports import NewLines
+from footplate.jobs.tuning.trial_jobs import trial_variables
 from footplate.launch.hang_files import HANGS_DIR, hang_files
 from footplate.launch.process_lifetime import die_with, kill_group
 
@@ -68,6 +70,9 @@ class ReplicaTask:
         environment: variables that override those of the node.
         directory: the directory to run in, if the node has it.
         key: the attempt's key.
+        role: of the replica.
+        index: its number within the role.
+        trial: the trial that the job is, as `Execution.trial`; None if it is no trial.
     """
 
     package: str
@@ -76,14 +81,17 @@ class ReplicaTask:
     environment: Mapping[str, str]
     directory: str
     key: str
+    role: str
+    index: int
+    trial: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message of an actor. `kind` is "output", "prepare", "began", "hang", "ended" or "refused".
+    """A message of an actor. `kind` is "output", "prepare", "reports", "hypertune", "began", "hang", "ended" or "refused".
 
     Attributes:
-        data: output of the process or of the installation.
+        data: output of the process or of the installation, or lines of a trial's reports.
         code: the process's exit code, or a signal's number made negative.
         text: why the process wasn't started; for a hang, the stacks of all ranks.
         mistake: a retry won't help.
@@ -212,9 +220,11 @@ class ReplicaActor:
         archive = Path(task.package).absolute()
         installed = install(Snapshot(task.digest, archive, ()), home.root, cast("TextIO", _Preparing(self._messages)))
         try:
-            with _directory(task, home) as directory, tempfile.TemporaryDirectory(prefix="footplate-hangs-") as hangs:
+            with _directory(task, home) as directory, tempfile.TemporaryDirectory(prefix="footplate-replica-") as own:
                 command = [str(installed.python), "-P", *task.arguments]
-                variables = {**_variables(task, installed.env, get_node_ip_address()), HANGS_DIR: hangs}
+                variables = {**_variables(task, installed.env, get_node_ip_address()), HANGS_DIR: own}
+                if task.trial is not None:
+                    variables |= trial_variables(task.trial, Path(own), task.role, task.index)
                 self._look_after(command, variables, directory)
         finally:
             installed.release()
@@ -249,11 +259,13 @@ class ReplicaActor:
             # The end of the process wakes the selector.
             if ended is not None:
                 selector.register(ended, selectors.EVENT_READ)
+            reports = NewLines(Path(variables[HANGS_DIR]))
             while process.poll() is None:
                 ready = [key.fileobj for key, _ in selector.select(_TICK_S)]
                 if pipe in ready and not self._pass_on(pipe):
                     selector.unregister(pipe)
                 self._pass_on_hangs(Path(variables[HANGS_DIR]))
+                self._pass_on_reports(reports)
             if ended is not None:
                 os.close(ended)
 
@@ -263,6 +275,7 @@ class ReplicaActor:
                 if not self._pass_on(pipe):
                     break
         self._pass_on_hangs(Path(variables[HANGS_DIR]))
+        self._pass_on_reports(reports)
         self._await_profile()
         self._messages.put(Message("ended", code=process.returncode))
 
@@ -291,6 +304,10 @@ class ReplicaActor:
         for file in hang_files(directory)[self._hangs :]:
             self._hangs += 1
             self._messages.put(Message("hang", text=file.read_text(errors="replace")[:MAX_HANG_CHARACTERS]))
+
+    def _pass_on_reports(self, reports: NewLines) -> None:
+        for source, lines in reports.read():
+            self._messages.put(Message(source, lines))
 
 
 class _Preparing(io.TextIOBase):

@@ -42,6 +42,7 @@ from footplate.jobs.backends.slurm import attempt_files
 from footplate.jobs.cluster_env import ReplicaProcess, processes, replica_ids
 from footplate.jobs.execution import Execution
 from footplate.jobs.supervision.exit_status import End, Orders, Verdict, outcome
+from footplate.jobs.tuning.trial_jobs import trial_variables
 from footplate.launch.failure import Failure
 
 log = logging.getLogger(__name__)
@@ -211,13 +212,18 @@ class EntryPoint:
     def _begin(self) -> None:
         """Send all replicas their variables."""
         self._running = True
+        trial = self._execution.trial
         described = processes(
             cast("Any", self._execution),
             [replica.addresses[0] for replica in self._replicas],
             self._replicas[0].addresses[1],
             self._number - 1,
             self._execution.job_dir,
+            None if trial is None else trial["number"],
         )
+        if trial is not None:
+            for process in described:
+                process.env.update(trial_variables(trial, self._folder, process.role, process.index))
         ranks = self._ranks_of_each()
         self._send(do="run", replicas=[list(variables_of_ranks(process, ranks)) for process in described])
 

@@ -1,0 +1,61 @@
+"""The reports of a trial on a node: the new lines of their files.
+
+A trainer and `cloudml-hypertune` write files (`jobs/tuning/measurements.py`). On a node they lie in a directory of the
+actor, where the tuning's supervisor can't read them. So the actor passes on their new lines, as output of the sources
+`reports` and `hypertune`, and the trial's supervisor writes them into the attempt's folder.
+
+A trainer's file grows. `cloudml-hypertune` writes its file anew with each report, and keeps the last 100. Each of its lines
+has its time, so a line that was there before isn't new.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from footplate.jobs.tuning.measurements import HYPERTUNE, TRAINER
+
+# The file of each source. The regular expression of `log_protocol.py` has the sources, too.
+FILES = {Path(name).stem: name for name in (TRAINER, HYPERTUNE)}
+# More lines than the file of cloudml-hypertune has.
+_REMEMBERED = 1000
+
+
+class NewLines:
+    """Reads the files of a trial's reports.
+
+    Args:
+        directory: where they are.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._offset = 0
+        self._known: deque[bytes] = deque(maxlen=_REMEMBERED)
+
+    def read(self) -> Iterator[tuple[str, bytes]]:
+        """Return each source that has new lines, with these lines. A line without its end waits."""
+        for source, new in (("reports", self._of_trainer()), ("hypertune", self._of_hypertune())):
+            if new:
+                yield source, new
+
+    def _of_trainer(self) -> bytes:
+        new, _, _ = _read(self._directory / TRAINER, self._offset).rpartition(b"\n")
+        self._offset += len(new) + bool(new)
+        return new + b"\n" if new else b""
+
+    def _of_hypertune(self) -> bytes:
+        *lines, _ = _read(self._directory / HYPERTUNE, 0).split(b"\n")
+        new = [line for line in lines if line and line not in self._known]
+        self._known += new
+        return b"".join(line + b"\n" for line in new)
+
+
+def _read(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read()
+    except FileNotFoundError:
+        return b""
