@@ -6,11 +6,15 @@ import json
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from footplate.jobs.backends.ray.attempt import RayAttempt
+from footplate.jobs.backends.ray.listener import Output, Restart
 from footplate.jobs.backends.ray.log_protocol import decode, encode
 from footplate.jobs.backends.ray.trial_reports import FILES, NewLines
+from footplate.jobs.tuning.measurements import read_reports
 
 
 def passed_on(reports: NewLines) -> dict[str, bytes]:
@@ -50,3 +54,16 @@ def test_the_entry_point_can_write_each_source():
     for source in FILES:
         (line,) = encode(source, b'{"step": 1}\n').decode().splitlines()
         assert decode(line) == (source, b'{"step": 1}\n')
+
+
+def test_the_supervisor_keeps_all_reports_in_one_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The limit of logs, here 1 MB, doesn't count, and a connection that breaks begins the output anew."""
+    monkeypatch.setenv("FOOTPLATE_LOG_MB", "1")
+    lines = [f'{{"step": {step}, "value": 0.5}}\n' for step in range(100_000)]
+    attempt = RayAttempt("http://127.0.0.1:1", "key", 1, tmp_path, 1, dict, lambda: None, begun=False)
+    for some in (lines[:70_000], lines):
+        attempt._take(Restart())
+        attempt._take(Output(encode("reports", "".join(some).encode()).decode()))
+    attempt.close()
+    assert (tmp_path / "reports.jsonl").read_text() == "".join(lines)
+    assert len(read_reports(tmp_path, "accuracy").events) == len(lines)

@@ -34,6 +34,8 @@ MARK = "ray.txt"
 SUBMITTED = "submitted"
 # The file for Ray's own messages in the entry point's output.
 STRAY = "driver"
+# Reports of a trial are one file, regardless of the limits of logs.
+WHOLE, _FILES = 2**50, 4
 # After the grace period, a cluster that doesn't answer has this time to end a job.
 UNREACHED_S = 60.0
 
@@ -166,7 +168,10 @@ class RayAttempt:
                 self._event(event)
             return
         if source not in self._logs:
-            self._logs[source] = _Log(self._folder / FILES.get(source, f"{source}.log"))
+            if source in FILES:
+                self._logs[source] = _Log(Writer(self._folder / FILES[source], WHOLE, most=_FILES * WHOLE))
+            else:
+                self._logs[source] = _Log(Writer(self._folder / f"{source}.log"))
         self._logs[source].take(data)
 
     def _event(self, event: dict[str, Any]) -> None:
@@ -240,8 +245,8 @@ def _write(folder: Path, state: str) -> None:
 class _Log:
     """A log file, and the amount of output that was read for it."""
 
-    def __init__(self, path: Path) -> None:
-        self._writer = Writer(path)
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
         # Number of bytes of the log that were read.
         self._heard = 0
 
