@@ -43,6 +43,7 @@ ENGINES = {
     "slurm": re.compile(
         r"tests/jobs/backends/test_(conformance|tuning)\.py::.*\[slurm\b"
         r"|tests/jobs/backends/test_slurm_jobs\.py"
+        r"|tests/cli/test_tune\.py::test_trials_on_a_cluster"
         r"|tests/launch/test_slurm_allocation\.py"
     ),
 }

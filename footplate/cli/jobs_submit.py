@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.backend_options import add_backend, backend_options
 from footplate.cli.formats import add_format
 from footplate.core.errors import ConfigError
 from footplate.jobs import process_env
@@ -57,8 +58,6 @@ _ROLE_FLAGS = {
 
 def parser() -> Parser:
     """The parser of `jobs submit training`."""
-    from footplate.jobs.backends import OPTIONS
-
     command = make_parser(
         "jobs submit training",
         "Submit a training job. An option overrides the file. Everything after -- belongs to the program.",
@@ -81,15 +80,7 @@ def parser() -> Parser:
     )
     command.add_argument("--modernize", action="store_true", help="replace machines that no longer exist")
     command.add_argument("--dry-run", action="store_true", help="check the job, and print it as it would be submitted")
-    command.add_argument(
-        "--backend",
-        choices=list(OPTIONS),
-        default="local",
-        help="where the job runs: on this machine, a Ray or Slurm cluster, or Vertex AI",
-    )
-    for backend, options_of_backend in OPTIONS.items():
-        for option, about in options_of_backend.items():
-            command.add_argument(f"--{option}", help=f"for --backend {backend}: {about}")
+    add_backend(command, "where the job runs: on this machine, a Ray or Slurm cluster, or Vertex AI")
     command.add_argument("--stream-logs", action="store_true", help="print the job's output until the job ends")
     command.add_argument(
         "--async", action="store_true", help="return when the job is in the queue; this is the default"
@@ -174,7 +165,7 @@ def _plan(parsed: Namespace, args: list[str]) -> PlannedJob:
         package=Path(parsed.package_path) if parsed.package_path is not None else None,
         modernize=parsed.modernize,
         backend=parsed.backend,
-        options=_backend_options(parsed),
+        options=backend_options(parsed),
         variables=process_env.from_option(parsed.env or (), os.environ),
     )
 
@@ -216,28 +207,6 @@ def _dry_run(parsed: Namespace, planned: PlannedJob) -> int:
     described = {**job.to_dict(), "packagePath": parsed.package_path, "env": sorted(planned.variables)}
     show_as(parsed.format or "yaml", result.request or described, lambda: render(job))
     return 0
-
-
-def _backend_options(parsed: Namespace) -> dict[str, str]:
-    """The options of the chosen backend. Other commands accept gcloud's `--project` and ignore it, so this one does too.
-
-    Raises:
-        ConfigError: an option belongs to another backend.
-    """
-    from footplate.jobs.backends import OPTIONS
-
-    values = {}
-    for backend, options_of_backend in OPTIONS.items():
-        for option in options_of_backend:
-            value = getattr(parsed, option.replace("-", "_"))
-            if value is not None and option == "project" and backend != parsed.backend:
-                print(f"--project is ignored: it is for --backend {backend}.", file=sys.stderr)
-                continue
-            if value is not None and backend != parsed.backend:
-                raise ConfigError(f"--{option} is for --backend {backend}: give that, too, or leave it out.")
-            if value is not None:
-                values[option] = value
-    return values
 
 
 def _refuse_contradictions(parsed: Namespace) -> None:

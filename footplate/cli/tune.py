@@ -1,23 +1,26 @@
 """`footplate tune [NAME] --config run.yaml --param model.lr=log:1e-5..1e-1 --metric val_loss`: tune `footplate fit`.
 
-The command submits a tuning to the jobs of this machine, shows its trials until it ends, and prints the command that trains
-the best one again. Each trial is a job that runs `footplate fit` (`tune_code.py`). Ctrl-C ends the command, not the tuning;
-`footplate tune --resume NAME` shows it again, and continues it if it was cancelled or has failed.
+The command submits a tuning, shows its trials until it ends, and prints the command that trains the best one again. Each
+trial is a job of this machine or of a cluster, and runs `footplate fit` (`tune_code.py`). Ctrl-C ends the command, not the
+tuning; `footplate tune --resume NAME` shows it again, and continues it if it was cancelled or has failed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from footplate.cli.arguments import Parser, make_parser
+from footplate.cli.backend_options import add_backend, backend_options
 from footplate.cli.formats import add_format, show_as
 from footplate.core.errors import ConfigError
 
@@ -79,6 +82,9 @@ def parser(name: str) -> Parser:
     command.add_argument("--job-dir", help="the directory of the trials' runs; by default runs/NAME")
     command.add_argument("--machine-type", help="the machine type that a trial needs; by default one core and 2 GB")
     command.add_argument("--accelerator", help="accelerators that a trial needs, such as count=1,type=nvidia-tesla-t4")
+    add_backend(
+        command, "where the trials run: on this machine, or on a Ray or Slurm cluster", ("local", "ray", "slurm")
+    )
     command.add_argument(
         "--resume", metavar="NAME", help="show this tuning, and continue it if it was cancelled or failed"
     )
@@ -148,6 +154,7 @@ def _submit(jobs: Jobs, name: str, parsed: Namespace, arguments: Sequence[str]) 
     import secrets
 
     from footplate.cli.tune_code import code_package, trial_imports
+    from footplate.jobs.backends import destination
     from footplate.jobs.submission import PlannedJob, submit
 
     seed = secrets.randbelow(2**31) if parsed.seed is None else parsed.seed
@@ -156,13 +163,32 @@ def _submit(jobs: Jobs, name: str, parsed: Namespace, arguments: Sequence[str]) 
     checkpoint = "" if parsed.from_checkpoint is None else _start(parsed.from_checkpoint)
     options = {"seed": seed, "stop_early": parsed.stop_early or "", "imports": imports, "checkpoint": checkpoint}
     options["interval"] = parsed.perturbation_interval or 1
-    with tempfile.TemporaryDirectory() as folder:
+    place = destination(parsed.backend, backend_options(parsed), resolved.job_dir)
+    with tempfile.TemporaryDirectory() as folder, _seed_of_trainings(seed):
         package = code_package(Path.cwd(), Path(folder))
-        # All trainings draw the same random numbers, unless their configuration sets a seed.
-        planned = PlannedJob(resolved, package, variables={"FOOTPLATE_SEED": str(seed)}, tuning_options=options)
+        planned = PlannedJob(resolved, package, parsed.backend, place, tuning_options=options)
         for notice in submit(planned, jobs)[1:]:
             print(notice, file=sys.stderr)
     print(f"{name} is submitted, with seed {seed}.", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _seed_of_trainings(seed: int) -> Iterator[None]:
+    """Let all trainings of a tuning draw the same random numbers, unless their configuration sets a seed.
+
+    A job keeps this variable of the shell that submits it, on each backend.
+    """
+    from footplate.jobs.tuning.submission import SEED
+
+    before = os.environ.get(SEED)
+    os.environ[SEED] = str(seed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SEED]
+        else:
+            os.environ[SEED] = before
 
 
 def _start(given: str) -> str:

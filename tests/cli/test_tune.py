@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,3 +201,25 @@ def test_a_tuning_finds_the_best_trial_and_the_command_that_repeats_it(
     again = footplate(*command[1:], "--trainer.default_root_dir", tmp_path / "again")
     assert again.code == 0, again.err
     assert (tmp_path / "again" / "metrics.csv").read_text() == (run / "metrics.csv").read_text()
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_trials_on_a_cluster_train_as_those_of_this_machine(
+    footplate, trial_flags: list[str], slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    monkeypatch.setenv("FOOTPLATE_SEED", "77")
+    curves = []
+    for backend in ("local", "slurm"):
+        job_dir = tmp_path / backend
+        result = footplate(
+            "tune", f"on_{backend}", "--param", "model.lr=0.001,0.5", "--metric", "val_loss", "--algorithm", "grid",
+            "--trials", 2, "--seed", "3", "--job-dir", job_dir, "--backend", backend, "--", *trial_flags,
+        )  # fmt: skip
+        assert result.code == 0, result.err
+        curves.append([(job_dir / trial / "metrics.csv").read_text() for trial in ("1", "2")])
+    assert curves[0] == curves[1]
+    assert os.environ["FOOTPLATE_SEED"] == "77"
+    result = footplate("tune", "rates", "--param", "model.lr=1..2", "--metric", "val_loss", "--partition", "gpu")
+    assert (result.code, "--partition is for --backend slurm: give that, too" in result.err) == (2, True), result.err
