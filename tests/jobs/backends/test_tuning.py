@@ -12,7 +12,7 @@ from footplate.jobs.states import State
 from jobs.backends.conftest import ENGINE
 from jobs.backends.places import Place
 from jobs.conftest import NET, Bench
-from jobs.tuning.checks import check_a_program_that_ends_when_it_is_to_pause, check_pauses
+from jobs.tuning.checks import check_a_program_that_ends_when_it_is_to_pause, check_pauses, check_population
 from jobs.tuning.conftest import line_of, submit_with
 
 ON_CLUSTERS = pytest.mark.parametrize(
@@ -95,6 +95,11 @@ def test_a_program_that_does_its_work_although_it_is_asked_to_pause_has_its_resu
 @pytest.mark.parametrize("place", [pytest.param("slurm", marks=ENGINE)], indirect=True)
 def test_a_paused_trainer_that_continues_is_bit_for_bit_one_that_was_never_paused(bench: Bench, place: Place):
     check_pauses(bench)
+
+
+@pytest.mark.parametrize("place", [pytest.param("slurm", marks=ENGINE)], indirect=True)
+def test_a_population_trains_although_its_supervisor_is_killed(bench: Bench, place: Place):
+    check_population(bench)
 
 
 @pytest.mark.parametrize("place", [pytest.param("ray", marks=ENGINE)], indirect=True)

@@ -1,11 +1,14 @@
-"""Tunings that are checked on several backends: trials that are paused and go on. `bench.backend` says where they run."""
+"""Tunings that are checked on several backends: their trials are paused, or give way. They run on `bench.backend`."""
 
 from __future__ import annotations
 
+import os
+import signal
 import textwrap
 
 from footplate.jobs.states import State
-from jobs.conftest import NET, Bench
+from footplate.jobs.supervision.identity import Identity
+from jobs.conftest import NET, Bench, until
 from jobs.tuning.conftest import line_of, submit_with
 
 HEAD = """
@@ -77,3 +80,50 @@ def check_pauses(bench: Bench) -> None:
     weights = [line for line in continued.splitlines() if line.startswith("WEIGHTS")]
     assert len(weights) == 1
     assert weights == [line for line in bench.output("tuned_trial_1").splitlines() if line.startswith("WEIGHTS")]
+
+
+def check_population(bench: Bench) -> None:
+    """The worst of four trials gives way to a fork of the best, which goes on from there. The supervisor is killed."""
+    source = f"""
+    import argparse
+    import footplate as fp
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--job-dir")
+    args = parser.parse_args()
+    {textwrap.indent(NET, "    ").strip()}
+        def on_train_epoch_end(self):
+            # The number of layers decides which trial is best, and the epochs show that the fork goes on.
+            self.log("accuracy", args.layers + self.current_epoch / 100)
+            while self.current_epoch == 1 and not (place / "go").exists() and not self.trainer.received_sigterm:
+                time.sleep(0.01)
+    fp.seed_everything(5)
+    data, net = torch.utils.data.TensorDataset(torch.randn(64, 4)), Net()
+    batches = torch.utils.data.DataLoader(data, 8, shuffle=True)
+    fp.Trainer(max_epochs=4, enable_progress_bar=False, logger=False).fit(net, batches)
+    print("STEP", os.environ.get("FOOTPLATE_FROM_CHECKPOINT"))
+    """
+    bench.program(textwrap.dedent(source))
+    submit_with(bench, line_of(8, maxParallelTrials=4, maxTrials=5), stop_early="pbt", seed=3)
+    store = bench.jobs.store
+    bench.is_in(State.CANCELLED, "tuned_trial_1")
+    supervisor = bench.supervisor("tuned")
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: Identity.of(supervisor) is None or bench.supervisor("tuned") != supervisor)
+    bench.jobs.reconcile()
+    until(lambda: len(store.trials.of("tuned")) == 5)
+    (bench.directory / "go").touch()
+    assert bench.jobs.wait("tuned").state == State.SUCCEEDED
+    trials = store.trials.of("tuned")
+    assert [str(trial.state) for trial in trials] == ["STOPPED_EARLY", *["SUCCEEDED"] * 4]
+    fork = trials[4].fork
+    assert fork is not None
+    assert (fork.parent, fork.replaces) == (4, 1)
+    # The fork has trained from its parent's checkpoint to the end.
+    assert trials[4].measurements[0][0] > fork.step > 0
+    assert (trials[4].step, trials[4].value) == (32.0, float(trials[4].parameters["layers"]) + 0.03)
+    # The kill may have hit trial 5 before it began. Then its first attempt is lost.
+    assert bench.output("tuned_trial_5", store.find("tuned_trial_5").attempt).endswith("/out/5/start.ckpt\n")
+    assert f"trial 5 begins from trial 4 at step {fork.step:g}, in the place of trial 1" in bench.output(
+        "tuned", who="tuning"
+    )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,9 +11,9 @@ from footplate.core.errors import ConfigError
 from footplate.jobs.record import Fork
 from footplate.jobs.states import State
 from footplate.jobs.store.sqlite import SQLite
-from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.tuning.results import training_output
-from jobs.conftest import NET, Bench, until
+from jobs.conftest import Bench
+from jobs.tuning.checks import check_population
 from jobs.tuning.conftest import Tuned, killed_at_write, line_of, submit_with
 
 
@@ -200,47 +197,4 @@ def test_too_small_a_population_is_refused(still: Bench):
 
 @pytest.mark.slow
 def test_a_population_trains_although_its_supervisor_is_killed(bench: Bench):
-    """Four trials train from four rates. The worst gives way to a fork of the best, which goes on from there exactly."""
-    source = f"""
-    import argparse
-    import footplate as fp
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--job-dir")
-    args = parser.parse_args()
-    {textwrap.indent(NET, "    ").strip()}
-        def on_train_epoch_end(self):
-            # The number of layers decides which trial is best, and the epochs show that the fork goes on.
-            self.log("accuracy", args.layers + self.current_epoch / 100)
-            while self.current_epoch == 1 and not (place / "go").exists() and not self.trainer.received_sigterm:
-                time.sleep(0.01)
-    fp.seed_everything(5)
-    data, net = torch.utils.data.TensorDataset(torch.randn(64, 4)), Net()
-    batches = torch.utils.data.DataLoader(data, 8, shuffle=True)
-    fp.Trainer(max_epochs=4, enable_progress_bar=False, logger=False).fit(net, batches)
-    print("STEP", os.environ.get("FOOTPLATE_FROM_CHECKPOINT"))
-    """
-    bench.program(textwrap.dedent(source))
-    submit_with(bench, line_of(8, maxParallelTrials=4, maxTrials=5), stop_early="pbt", seed=3)
-    store = bench.jobs.store
-    bench.is_in(State.CANCELLED, "tuned_trial_1")
-    supervisor = bench.supervisor("tuned")
-    os.kill(supervisor, signal.SIGKILL)
-    until(lambda: Identity.of(supervisor) is None or bench.supervisor("tuned") != supervisor)
-    bench.jobs.reconcile()
-    until(lambda: len(store.trials.of("tuned")) == 5)
-    (bench.directory / "go").touch()
-    assert bench.jobs.wait("tuned").state == State.SUCCEEDED
-    trials = store.trials.of("tuned")
-    assert [str(trial.state) for trial in trials] == ["STOPPED_EARLY", *["SUCCEEDED"] * 4]
-    fork = trials[4].fork
-    assert fork is not None
-    assert (fork.parent, fork.replaces) == (4, 1)
-    # The fork has trained from its parent's checkpoint to the end.
-    assert trials[4].measurements[0][0] > fork.step > 0
-    assert (trials[4].step, trials[4].value) == (32.0, float(trials[4].parameters["layers"]) + 0.03)
-    # The kill may have hit trial 5 before it began. Then its first attempt is lost.
-    assert bench.output("tuned_trial_5", store.find("tuned_trial_5").attempt).endswith("/out/5/start.ckpt\n")
-    assert f"trial 5 begins from trial 4 at step {fork.step:g}, in the place of trial 1" in bench.output(
-        "tuned", who="tuning"
-    )
+    check_population(bench)
