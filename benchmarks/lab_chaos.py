@@ -50,6 +50,8 @@ SCRIPT = Path(__file__).with_name("lab_train.py")
 MACHINES = (2, 3, 4)
 EPOCHS = 30
 FAULTS_EACH = 6
+COUNTED = ("diverged", "corrupt", "hung", "orphans")
+TIMES = ("detection_s", "recovery_s")
 
 
 def kinds_of(launcher: type[Launcher]) -> dict[str, str]:
@@ -64,10 +66,6 @@ def undisturbed(world: int) -> dict[str, set[str]]:
         words = [sys.executable, "-m", "footplate", "run", "--np", str(world), str(SCRIPT), directory, "0", str(EPOCHS)]
         subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
         return losses_in(Path(directory))
-
-
-COUNTED = ("diverged", "corrupt", "hung", "orphans")
-TIMES = ("detection_s", "recovery_s")
 
 
 def earlier(document: dict[str, Any]) -> Findings:
@@ -128,6 +126,8 @@ def main() -> None:
     if options.add and options.json.exists():
         document = json.loads(options.json.read_text())
         before = document["figures"]
+        if "seeds" not in before:
+            raise SystemExit(f"{options.json} doesn't have the times of each fault. Begin another file.")
         if before["launcher"] != options.launcher or options.seed in before["seeds"]:
             raise SystemExit(f"{options.json} has faults for {before['launcher']}, with the seeds {before['seeds']}.")
         findings, seeds, minutes = earlier(document), [*before["seeds"], options.seed], before["minutes"]

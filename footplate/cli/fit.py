@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from footplate.callbacks import Callback
+from footplate.cli.variables import variable
 from footplate.core.profile_requests import VARIABLE, StepRange
 
 if TYPE_CHECKING:
@@ -170,15 +171,8 @@ def profiled(steps: str | None) -> Iterator[None]:
         yield
         return
     StepRange.parse(steps, "--profile")
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = steps
-    try:
+    with variable(VARIABLE, steps):
         yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
 
 
 def _evaluate(name: str, objects: Namespace) -> None:

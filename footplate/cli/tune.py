@@ -7,14 +7,12 @@ tuning; `footplate tune --resume NAME` shows it again, and continues it if it wa
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from footplate.cli.arguments import Parser, make_parser
 from footplate.cli.backend_options import add_backend, backend_options
 from footplate.cli.formats import add_format, show_as
+from footplate.cli.variables import variable
 from footplate.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -156,6 +155,7 @@ def _submit(jobs: Jobs, name: str, parsed: Namespace, arguments: Sequence[str]) 
     from footplate.cli.tune_code import code_package, trial_imports
     from footplate.jobs.backends import destination
     from footplate.jobs.submission import PlannedJob, submit
+    from footplate.jobs.tuning.submission import SEED
 
     seed = secrets.randbelow(2**31) if parsed.seed is None else parsed.seed
     resolved = _resolved(name, parsed, arguments)
@@ -164,31 +164,14 @@ def _submit(jobs: Jobs, name: str, parsed: Namespace, arguments: Sequence[str]) 
     options = {"seed": seed, "stop_early": parsed.stop_early or "", "imports": imports, "checkpoint": checkpoint}
     options["interval"] = parsed.perturbation_interval or 1
     place = destination(parsed.backend, backend_options(parsed), resolved.job_dir)
-    with tempfile.TemporaryDirectory() as folder, _seed_of_trainings(seed):
+    # All trainings draw the same random numbers, unless their configuration sets a seed. A job keeps this variable of the
+    # shell that submits it, on each backend.
+    with tempfile.TemporaryDirectory() as folder, variable(SEED, str(seed)):
         package = code_package(Path.cwd(), Path(folder))
         planned = PlannedJob(resolved, package, parsed.backend, place, tuning_options=options)
         for notice in submit(planned, jobs)[1:]:
             print(notice, file=sys.stderr)
     print(f"{name} is submitted, with seed {seed}.", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _seed_of_trainings(seed: int) -> Iterator[None]:
-    """Let all trainings of a tuning draw the same random numbers, unless their configuration sets a seed.
-
-    A job keeps this variable of the shell that submits it, on each backend.
-    """
-    from footplate.jobs.tuning.submission import SEED
-
-    before = os.environ.get(SEED)
-    os.environ[SEED] = str(seed)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SEED]
-        else:
-            os.environ[SEED] = before
 
 
 def _start(given: str) -> str:

@@ -120,6 +120,7 @@ def _log(directory: Path, run_id: str, step: int) -> str:
 class _Exported:
     """A flavor that writes an exported program as `mlflow.pytorch` does, which also loads it."""
 
+    # MLflow keeps this with the model.
     __name__ = "mlflow.pytorch"
 
     def __init__(self, directory: Path) -> None:

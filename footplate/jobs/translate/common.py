@@ -64,7 +64,7 @@ def refuse_without_package(job: ResolvedJob, system: str) -> None:
     """
     if job.name is None:
         raise ConfigError("a job needs a name.")
-    problems = [*no_tpus(job)]
+    problems = list(no_tpus(job))
     if not job.command:
         problems.append(
             f"It has no module, and on {system}'s nodes jobs run as Python packages: give --package-path and --module-name."

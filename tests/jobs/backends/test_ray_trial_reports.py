@@ -57,7 +57,7 @@ def test_the_entry_point_can_write_each_source():
 
 
 def test_the_supervisor_keeps_all_reports_in_one_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The limit of logs, here 1 MB, doesn't count, and a connection that breaks begins the output anew."""
+    """The limit of logs, here 1 MB, doesn't apply. After a broken connection, the output comes again from its beginning."""
     monkeypatch.setenv("FOOTPLATE_LOG_MB", "1")
     lines = [f'{{"step": {step}, "value": 0.5}}\n' for step in range(100_000)]
     attempt = RayAttempt("http://127.0.0.1:1", "key", 1, tmp_path, 1, dict, lambda: None, begun=False)

@@ -34,8 +34,8 @@ MARK = "ray.txt"
 SUBMITTED = "submitted"
 # The file for Ray's own messages in the entry point's output.
 STRAY = "driver"
-# Reports of a trial are one file, regardless of the limits of logs.
-WHOLE, _FILES = 2**50, 4
+# The size of a file for reports of a trial, which are one file whatever the limit of logs is.
+ENDLESS = 2**50
 # After the grace period, a cluster that doesn't answer has this time to end a job.
 UNREACHED_S = 60.0
 
@@ -169,7 +169,7 @@ class RayAttempt:
             return
         if source not in self._logs:
             if source in FILES:
-                self._logs[source] = _Log(Writer(self._folder / FILES[source], WHOLE, most=_FILES * WHOLE))
+                self._logs[source] = _Log(Writer(self._folder / FILES[source], ENDLESS, most=4 * ENDLESS))
             else:
                 self._logs[source] = _Log(Writer(self._folder / f"{source}.log"))
         self._logs[source].take(data)

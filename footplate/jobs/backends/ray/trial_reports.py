@@ -4,8 +4,8 @@ A trainer and `cloudml-hypertune` write files (`jobs/tuning/measurements.py`). O
 actor, where the tuning's supervisor can't read them. So the actor passes on their new lines, as output of the sources
 `reports` and `hypertune`, and the trial's supervisor writes them into the attempt's folder.
 
-A trainer's file grows. `cloudml-hypertune` writes its file anew with each report, and keeps the last 100. Each of its lines
-has its time, so a line that was there before isn't new.
+A trainer appends to its file. `cloudml-hypertune` writes the last 100 reports into a new file each time. Each line has the
+time of its report, so a line that was there before isn't new.
 """
 
 from __future__ import annotations
