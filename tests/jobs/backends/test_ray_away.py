@@ -1,10 +1,15 @@
-"""A job on a Ray cluster that is no longer reachable: the messages of its supervisor, and when it gives up."""
+"""A Ray cluster that can't be reached: what a job's supervisor says, when it gives up, and a token that is asked for."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +89,32 @@ def test_a_job_that_has_begun_before_waits_for_its_cluster_as_long_as_it_takes(h
     supervisor.main("my_job")
     assert store.find("my_job").cause == f"{LEFT}{job.id}-1"
     assert store.transitions("my_job")[-2].cause == "cancelled by the user"
+
+
+def test_a_cluster_that_asks_for_a_token_gets_it_and_one_without_is_told_how():
+    """Ray reads these variables once in a process, so other processes ask."""
+
+    class Nodes(BaseHTTPRequestHandler):
+        def do_GET(self):
+            known = self.headers.get("authorization") == "Bearer a-token-of-this-cluster"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+            self.wfile.write(b'{"data": {"result": {"result": []}}}')
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nodes) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        program = f"from footplate.jobs.backends.ray.client import Client; print(Client({address!r}).nodes())"
+        asked = [
+            subprocess.run(
+                [sys.executable, "-c", program], capture_output=True, text=True,
+                env={**os.environ, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "a-token-of-this-cluster"},
+            )
+            for mode in ("token", "disabled")
+        ]  # fmt: skip
+        server.shutdown()
+    assert asked[0].stdout == "{}\n", asked[0].stderr
+    assert "401: Unauthorized. The cluster asks for a token: set RAY_AUTH_MODE=token" in asked[1].stderr

@@ -18,6 +18,9 @@ from footplate.core.optional import require
 from footplate.jobs.backends.ray.resources import Nodes
 
 TIMEOUT_S = 10.0
+_NEEDS_TOKEN = (
+    ". The cluster asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless ~/.ray/auth_token has it"
+)
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -118,11 +121,14 @@ class Client:
 
     def nodes(self) -> Nodes:
         """The resources of the cluster's nodes, by their ids."""
-        request = urllib.request.Request(f"{self.address}/api/v0/nodes?limit=10000&detail=1")
         try:
+            request = urllib.request.Request(f"{self.address}/api/v0/nodes?limit=10000&detail=1", headers=_token())
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 nodes = json.load(answer)["data"]["result"]["result"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except urllib.error.HTTPError as error:
+            hint = _NEEDS_TOKEN if error.code in (401, 403) else ""
+            raise Away(f"{_line(error)}{hint}") from None
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise Away(_line(error)) from None
         return {node["node_id"]: node["resources_total"] or {} for node in nodes if node["state"] == "ALIVE"}
 
@@ -146,6 +152,19 @@ class Client:
         except (OSError, *_network_errors()) as error:
             self._kept = None
             raise Away(_line(error)) from None
+
+
+def _token() -> dict[str, str]:
+    """The header with the cluster's token, if RAY_AUTH_MODE says that it asks for one. Ray's own client sends it, too.
+
+    Raises:
+        RuntimeError: the token can't be read.
+    """
+    try:
+        from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+    except ImportError:
+        return {}
+    return get_auth_headers_if_auth_enabled({})
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
