@@ -55,10 +55,16 @@ class Watch(fp.Callback):
             file.write(f"{trainer.progress.batches} {float(outputs).hex()}\n")
         if trainer.progress.batches == self.end_at and self.who in (-1, trainer.global_rank):
             deadline = time.monotonic() + 120
-            while self.number == signal.SIGKILL and checkpoint.newest([self.root / "checkpoints"]) is None:
-                assert time.monotonic() < deadline, "no checkpoint became whole"
+            while self.number == signal.SIGKILL and not self._all_may_die(trainer):
+                assert time.monotonic() < deadline, "a checkpoint isn't whole, or a rank isn't here"
                 time.sleep(0.01)
             os.kill(os.getpid(), self.number)
+
+    def _all_may_die(self, trainer: fp.Trainer) -> bool:
+        """Whether a checkpoint is whole and each rank is here. A rank that is still in the step fails when a peer dies."""
+        (self.root / f"here-{trainer.global_rank}").touch()
+        here = len(list(self.root.glob("here-*"))) == trainer.world_size
+        return here and checkpoint.newest([self.root / "checkpoints"]) is not None
 
 
 def train(
