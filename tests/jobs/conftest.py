@@ -19,7 +19,7 @@ from footplate.jobs.states import SUPERVISED, State
 from footplate.jobs.supervision.identity import Identity
 from footplate.jobs.supervision.locks import Held, held
 
-PATIENCE_S = 120.0  # for work that takes a second on an idle machine
+PATIENCE_S = 300.0  # for work that takes a second on an idle machine, and for a job on Ray 15 s
 
 CLUSTER = """
 trainingInput:
@@ -112,9 +112,12 @@ class Bench:
         return self.jobs.submit(job, self.directory / "trainer", self.backend, place)
 
     def there(self, name: str) -> Path:
-        """Wait for a file in the test's directory."""
+        """Wait for a file in the test's directory. A failure shows each job's states and output."""
         path = self.directory / name
-        until(path.exists)
+        try:
+            until(path.exists)
+        except AssertionError:
+            raise AssertionError(f"{path} never came.\n{self._told()}") from None
         return path
 
     def is_in(self, state: State, name: str = "my_job") -> None:
@@ -132,6 +135,13 @@ class Bench:
     def output(self, name: str = "my_job", attempt: int = 1, who: str = "master-0") -> str:
         """The output of a process."""
         return (self.jobs.home.attempt(name, attempt) / f"{who}.log").read_text()
+
+    def _told(self) -> str:
+        """The states of all jobs, and the ends of the files that their attempts and supervisors wrote."""
+        lines = [f"{job.name}: {', '.join(self.states(job.name))}" for job in self.jobs.store.list()]
+        for path in sorted(self.jobs.home.root.rglob("*.log")):
+            lines += [f"--- {path}", *path.read_text(errors="replace").splitlines()[-20:]]
+        return "\n".join(lines)
 
 
 @pytest.fixture
