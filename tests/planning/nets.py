@@ -79,6 +79,13 @@ class Huge(nn.Linear):
         super().__init__(200_000, 200_000, bias=False)
 
 
+class HugeTable(nn.Embedding):
+    """8 TB of weights, of which a text uses a few."""
+
+    def __init__(self) -> None:
+        super().__init__(2**31, 1024)
+
+
 @dataclass
 class Settings:
     """The settings of `Configured`."""

@@ -321,6 +321,12 @@ def test_the_command_ends_with_1_where_the_training_fits_nowhere(capsys):
     assert "NO" in capsys.readouterr().out
 
 
+def test_the_gradient_of_a_large_embedding_takes_no_memory_either(capsys):
+    argv = ["plan", "--model", "planning.nets:HugeTable", "--input", "16:int64", "--batch-size", "4", "--on", "H100"]
+    assert main(argv) == 1
+    assert "NO" in capsys.readouterr().out
+
+
 def test_a_class_of_transformers_is_made_from_its_configuration_without_weights(capsys):
     argv = ["plan", "--model", "planning.nets:Configured", "--input", "16:int64", "--batch-size", "4", "--on", "H100"]
     assert main(argv) == 0

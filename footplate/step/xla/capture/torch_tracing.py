@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -106,7 +106,27 @@ def _decompositions() -> Mapping[Any, Callable[..., Any]]:
 
     An operation of an extension that is loaded later needs no entry. The mode of functional tensors decomposes it.
     """
-    return dict(cast(Any, core_aten_decompositions()))
+    table = dict(cast(Any, core_aten_decompositions()))
+    for name in ("new_empty", "new_full", "new_ones", "new_zeros"):
+        operation = getattr(torch.ops.aten, name).default
+        if operation in table:
+            table[operation] = _without_memory(table[operation])
+    return table
+
+
+def _without_memory(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition of an operation that makes a tensor for another: for a fake one, a fake one.
+
+    Torch's own takes only type and device from the other, so it would fill gigabytes for the gradient of a large
+    embedding.
+    """
+
+    @functools.wraps(decomposition)
+    def decompose(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with tensor.fake_mode if isinstance(tensor, FakeTensor) else nullcontext():
+            return decomposition(tensor, *args, **kwargs)
+
+    return decompose
 
 
 def _noting(create: Callable[..., Node], operations: EagerOperations) -> Callable[..., Node]:
