@@ -29,10 +29,10 @@ def parser(name: str) -> Parser:
     parser.add_argument(
         "what",
         nargs="?",
-        help="demo, a configuration file of footplate fit, or a config.json of transformers or its directory",
+        help="demo, a configuration file of footplate fit, or a config.json of transformers or diffusers, or its directory",
     )
     parser.add_argument("--model", help="plan a library model instead, such as torchvision.models:resnet50")
-    parser.add_argument("--config", help="the config.json, or its directory, of a --model of transformers")
+    parser.add_argument("--config", help="the config.json, or its directory, of a --model of transformers or diffusers")
     parser.add_argument(
         "--sequence-length", type=int, help="the tokens of a text, for a language model from a config.json"
     )

@@ -1,12 +1,14 @@
-"""Models of transformers as subjects of a plan, from a configuration: `footplate plan config.json`.
+"""Models of transformers and diffusers as subjects of a plan, from a configuration: `footplate plan config.json`.
 
-A configuration is the `config.json` of a model in Hugging Face's format. Its `architectures` name the class; `--model`
-names another one. The model is made on the meta device, without weights.
+A configuration is the `config.json` of a model in Hugging Face's format. Its `architectures` name the class, and
+`_class_name` does in one of diffusers; `--model` names another one. The model is made on the meta device, without
+weights.
 
 The training is the usual one for the kind of model:
 
     language models     (`…ForCausalLM`) predict the next token, with the model's own loss
     image classifiers   (`…ForImageClassification`) cross entropy of their labels
+    diffusion models    (`UNet2D…Model`) predict the noise in an image (`diffusion_models.py`)
 
 with AdamW. The plan states this.
 """
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from footplate.core.errors import ConfigError
+from footplate.planning import diffusion_models
 from footplate.planning.library_models import Supervised, find_callable, one_line
 from footplate.planning.subject import Subject
 from footplate.training.module import Module
@@ -59,7 +62,7 @@ def configured_model(
     epochs: int | None,
     precision: str,
 ) -> Subject:
-    """Make the subject of a model of transformers, from its configuration.
+    """Make the subject of a model of transformers or diffusers, from its configuration.
 
     Args:
         path: the configuration, or the directory that has it.
@@ -77,14 +80,12 @@ def configured_model(
     name = model or _class_named_by(values, path)
     kind = find_callable(name)
     try:
-        config = kind.config_class.from_dict(values)
-        with torch.device("meta"):
-            net = kind(config)
+        net = _made(kind, values)
     except Exception as error:
         raise ConfigError(f"{path}: {name} can't be made from it: {one_line(error)}") from error
 
     size = batch_size or 1
-    module, batch, assumed = _training(name, net, config, sequence_length, size)
+    module, batch, assumed = _training(name, net, sequence_length, size)
     return Subject(
         name=f"{name.rpartition(':')[2]}, {sum(p.numel() for p in net.parameters()) / 1e9:.3g} billion parameters",
         module=module,
@@ -111,7 +112,17 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
+def _made(kind: Any, values: dict[str, Any]) -> Any:
+    """Make a model without weights."""
+    with torch.device("meta"):
+        if hasattr(kind, "config_class"):
+            return kind(kind.config_class.from_dict(values))
+        return kind.from_config(values)
+
+
 def _class_named_by(values: dict[str, Any], path: Path) -> str:
+    if (name := diffusion_models.class_named_by(values)) is not None:
+        return name
     architectures = values.get("architectures")
     if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
         raise ConfigError(
@@ -120,9 +131,9 @@ def _class_named_by(values: dict[str, Any], path: Path) -> str:
     return f"transformers:{architectures[0]}"
 
 
-def _training(name: str, net: Any, config: Any, sequence_length: int | None, size: int) -> tuple[Module, Any, str]:
+def _training(name: str, net: Any, sequence_length: int | None, size: int) -> tuple[Module, Any, str]:
     """Return the module that trains a model, an example batch, and the sentence that states the assumptions."""
-    main_input = getattr(net, "main_input_name", "input_ids")
+    config, main_input = net.config, getattr(net, "main_input_name", None)
     if name.endswith("ForCausalLM") and main_input == "input_ids":
         limit = getattr(config.get_text_config(), "max_position_embeddings", LONGEST_DEFAULT)
         length = sequence_length or min(limit, LONGEST_DEFAULT)
@@ -131,9 +142,11 @@ def _training(name: str, net: Any, config: Any, sequence_length: int | None, siz
         tokens = torch.empty(size, length, dtype=torch.int64, device="meta")
         return LanguageModel(net), tokens, f"texts of {length:,} tokens, the model's loss of the next token, AdamW."
 
+    if sequence_length is not None and main_input != "input_ids":
+        raise ConfigError(f"sequence_length={sequence_length}: {name} takes images. Leave it out.")
+    if main_input is None:
+        return diffusion_models.diffusion_training(name, net, size)
     if main_input == "pixel_values" and hasattr(config, "num_labels"):
-        if sequence_length is not None:
-            raise ConfigError(f"sequence_length={sequence_length}: {name} takes images. Leave it out.")
         side, channels = config.image_size, config.num_channels
         height, width = (side, side) if isinstance(side, int) else side
         images = torch.empty(size, channels, height, width, device="meta")
@@ -142,6 +155,6 @@ def _training(name: str, net: Any, config: Any, sequence_length: int | None, siz
         return Supervised(net), (images, labels), sentence
 
     raise ConfigError(
-        f"{name}: a plan by configuration knows language models (…ForCausalLM) and image classifiers "
-        "(…ForImageClassification). Plan other models with fp.plan(module, batch, on=[…])."
+        f"{name}: a plan by configuration knows language models (…ForCausalLM), image classifiers "
+        "(…ForImageClassification) and the U-Nets of diffusers. Plan other models with fp.plan(module, batch, on=[…])."
     )

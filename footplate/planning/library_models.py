@@ -156,7 +156,7 @@ def _import_module(name: str) -> Any:
     torchvision's compiled part can't be loaded beside another build of torch, such as one for the CPU. Its models work
     without it if two operations are declared.
     """
-    uses_torchvision = name.split(".")[0] in ("torchvision", "timm", "transformers")
+    uses_torchvision = name.split(".")[0] in ("torchvision", "timm", "transformers", "diffusers")
     if uses_torchvision and find_spec("torchvision") and not hasattr(torch.ops.torchvision, "nms"):
         try:
             importlib.import_module("torchvision")
