@@ -3,7 +3,8 @@
     study.py             the order of events: from a module, a batch and names of hardware to a `Plan`
     subject.py           the training that is planned: a module without weights, an example batch, rows and epochs
     library_models.py    subjects from library models, such as torchvision's
-    huggingface_models.py subjects from the configurations of transformers
+    huggingface_models.py subjects from the configurations of transformers and diffusers
+    diffusion_models.py  the training of a U-Net of diffusers
     targets.py           the hardware by name (slices, GPUs, this machine), with its rates from the catalog
     serialized_step.py   a captured step as plain data, with its fingerprint
     program_client.py    starts the compiler's process, waits for it, and caches its results
@@ -18,6 +19,7 @@
     rank_memory.py       the memory of one rank, from the lifetimes of tensors
     tensor_cut.py        the part of a model that one rank of a tensor-parallel group computes
     equal_blocks.py      equal blocks, of which a few are captured
+    batch_rows.py        batch sizes, of which two are captured
     timing.py            the least times of a choice, hours and price
     measure.py           runs some steps on this CPU, to compare them with the prediction
     report.py            a `Plan`: all choices, as text, as JSON values, and as a table

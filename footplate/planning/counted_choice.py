@@ -3,6 +3,9 @@
     layouts     in rounds (`layouts.py`): a later round is slower, so it is tried only if nothing in an earlier one fits
     batch       with `free_batch`: 1, 2, 4, … rows for each group, as long as the samples per second grow by a percent
 
+The search for a batch follows larger batches from small ones (`batch_rows.py`). What it finds is captured as it is. If that
+needs something else than what was followed, all batches are captured.
+
 FSDP2 sends while it computes. Its bytes have a roof of their own. What tensor parallelism sends in the forward pass is
 added to the kernels, because the next kernel waits for it. In the backward pass kernels that don't wait can run meanwhile.
 """
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from footplate.core.errors import ConfigError
 from footplate.planning import largest_batch
+from footplate.planning.batch_rows import FEW_ROWS
 from footplate.planning.choices import Choice, Memory
 from footplate.planning.hlo import Collective, wire_bytes
 from footplate.planning.layouts import Layout, rounds
@@ -38,8 +42,12 @@ def counted_choice(subject: Subject, target: Target, steps: RankSteps | None) ->
     Raises:
         ConfigError: no layout divides the batch, or the strategy that was asked for can't be used.
     """
-    search = _Search(subject, target, steps or RankSteps(subject))
+    steps = steps or RankSteps(subject)
+    search = _Search(subject, target, steps, captures=not subject.free_batch)
     choice = search.best_batch() if subject.free_batch else search.at(subject.batch_size)
+    if not search.captures and not search.is_as_captured(choice):
+        search = _Search(subject, target, steps)
+        choice = search.best_batch()
     return replace(choice, rejected=tuple(f"{name}: {reason}" for name, reason in search.rejected.items()))
 
 
@@ -48,19 +56,21 @@ class _Search:
     """Tries layouts on a target.
 
     Attributes:
+        captures: True to capture each batch; False to follow it from two small ones.
         rejected: layouts that were tried and aren't used, with the reason.
     """
 
     subject: Subject
     target: Target
     steps: RankSteps
+    captures: bool = True
     rejected: dict[str, str] = field(default_factory=dict)
     _full: set[str] = field(default_factory=set)
 
     def best_batch(self) -> Choice:
         """Return the choice with the most samples per second."""
         best: Choice | None = None
-        rows, most = 1, 0
+        rows, most = FEW_ROWS, 0
         while rows <= MOST_ROWS:
             choice = self.at(None, rows)
             if not choice.fits:
@@ -69,9 +79,24 @@ class _Search:
             if best is not None and not _is_faster(choice, best):
                 break
             best, rows = choice, 2 * rows
-        if best is None:
-            return self.at(None, 1)
-        return replace(best, largest_batch=max(most, best.largest_batch or 0))
+
+        # One row is captured by itself, and seldom of use.
+        if best is None or best.per_device == FEW_ROWS:
+            self._full.clear()
+            single = self.at(None, 1)
+            if best is None or not _is_faster(best, single):
+                best = single
+        self.rejected.pop(str(best.layout), None)
+        return replace(best, largest_batch=max(most, best.largest_batch or 0) or None)
+
+    def is_as_captured(self, choice: Choice) -> bool:
+        """Return True if the step of a choice, captured with its own batch, needs what the search has followed."""
+        assert choice.layout is not None
+        followed = self.steps.of(choice.layout, choice.per_device, captured=False)
+        captured = self.steps.of(choice.layout, choice.per_device)
+        return (followed.peak_bytes, followed.flops, followed.traffic_bytes) == (
+            captured.peak_bytes, captured.flops, captured.traffic_bytes,
+        )  # fmt: skip
 
     def at(self, batch_size: int | None, rows: int = 1) -> Choice:
         """Return the fastest choice that fits; if none does, the one that needs the least memory.
@@ -114,7 +139,7 @@ class _Search:
             self.rejected[str(layout)] = f"{layout.data} groups can't share a batch of {batch_size:,}"
             return None
         try:
-            step = self.steps.of(layout, size)
+            step = self.steps.of(layout, size, self.captures)
         except ConfigError as error:
             if layout.tensor == 1 or self.subject.strategy != "auto":
                 raise
@@ -136,7 +161,7 @@ class _Search:
         assert choice.layout is not None
         assert choice.memory.peak is not None
         size, peak = choice.per_device, choice.memory.peak
-        growing = max(1, self.steps.of(choice.layout, 2 * size).peak_bytes - peak)
+        growing = max(1, self.steps.of(choice.layout, 2 * size, self.captures).peak_bytes - peak)
         largest = largest_batch.guess(size, peak - growing, growing, self.target.memory_bytes)
         return replace(choice, largest_batch=largest and largest * choice.layout.data)
 

@@ -2,15 +2,17 @@
 
     a copy on the meta device → cut for tensor parallelism → shortened to a few equal blocks → captured → counted
 
-Two captures with different numbers of equal blocks give the needs of the whole model (`equal_blocks.py`).
+Two captures with different numbers of equal blocks give the needs of the whole model (`equal_blocks.py`), and two with
+different numbers of rows give those of any batch size (`batch_rows.py`).
 
 Under FSDP2 in a mixed precision, parameters are gathered in the 16-bit type, so the copy has parameters of that type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch import nn
 
 from footplate.distributed.activation_checkpointing import checkpoint_activations
 from footplate.distributed.fsdp import repeated_blocks
+from footplate.planning.batch_rows import FEW_ROWS, MANY_ROWS, GrowingStep
 from footplate.planning.equal_blocks import FEWER, MORE, longest_list, shorten
 from footplate.planning.layouts import Layout
 from footplate.planning.rank_memory import Section, Sections, memory_of
@@ -89,8 +92,26 @@ class _Sample:
     widening: float
 
 
+class _GrowingSample:
+    """A capture that is known with any number of rows. See `GrowingStep`."""
+
+    def __init__(self, few: _Sample, many: _Sample) -> None:
+        self._few, self._many = few, many.exchanges
+        self._step = GrowingStep(few.captured, many.captured)
+
+    @contextmanager
+    def with_rows(self, rows: int) -> Iterator[_Sample]:
+        exchanges = self._few.exchanges.extended(self._many, (rows - FEW_ROWS) / (MANY_ROWS - FEW_ROWS))
+        with self._step.with_rows(rows) as captured:
+            yield replace(self._few, counted=needs(captured), exchanges=exchanges)
+
+
 class RankSteps:
-    """Counts the steps of a subject in any layout and batch size. Captures that layouts share are made once."""
+    """Counts the steps of a subject in any layout and batch size. Captures that layouts share are made once.
+
+    Attributes:
+        blocks_class: the class of the repeated blocks; None if there are none.
+    """
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -99,24 +120,39 @@ class RankSteps:
         self.blocks_class = type(blocks[0]).__name__ if blocks else None
         self._list = longest_list(module)
         self._sample: Callable[..., _Sample] = lru_cache(CAPTURES)(self._make)
+        self._growing: Callable[..., _GrowingSample | None] = lru_cache(CAPTURES)(self._make_growing)
 
-    def of(self, layout: Layout, size: int) -> RankStep:
+    def of(self, layout: Layout, size: int, captured: bool = True) -> RankStep:
         """Count the step of one rank.
 
         Args:
             layout: how devices share the training.
             size: the number of rows of a rank's batch.
+            captured: True to capture the step with this batch; False to follow it from two small batches if possible.
 
         Raises:
             CaptureError: the step can't be captured.
             ConfigError: the model can't be cut for tensor parallelism.
         """
         kind = "sharded" if layout.sharded else "averaged" if layout.devices > 1 else "alone"
-        arguments = size, layout.tensor, layout.checkpoints, kind
-        if self._list is None:
-            return _step([self._sample(None, *arguments)], None, layout)
-        samples = [self._sample(count, *arguments) for count in (FEWER, MORE)]
-        return _step(samples, self._list[1], layout)
+        arguments = layout.tensor, layout.checkpoints, kind
+        counts, blocks = ([None], None) if self._list is None else ([FEWER, MORE], self._list[1])
+        if not captured and size > MANY_ROWS and size % FEW_ROWS == 0:
+            growing = [self._growing(count, *arguments) for count in counts]
+            with ExitStack() as stack:
+                samples = [stack.enter_context(each.with_rows(size)) for each in growing if each is not None]
+                if len(samples) == len(counts):
+                    return _step(samples, blocks, layout)
+        return _step([self._sample(count, size, *arguments) for count in counts], blocks, layout)
+
+    def _make_growing(self, count: int | None, *arguments: Any) -> _GrowingSample | None:
+        """Capture with few rows and with many; None if that fails, or if the two don't tell the step with more rows."""
+        try:
+            few, many = (self._sample(count, size, *arguments) for size in (FEW_ROWS, MANY_ROWS))
+            return _GrowingSample(few, many)
+        except Exception:
+            # The model may not work with so few rows. If it never does, the capture with the asked rows says why.
+            return None
 
     def _make(self, count: int | None, size: int, tensor: int, checkpoints: bool, kind: str) -> _Sample:
         subject = self._subject

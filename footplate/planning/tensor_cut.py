@@ -34,6 +34,13 @@ class Exchanges:
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
 
+    def extended(self, other: Exchanges, times: float) -> Exchanges:
+        """Return these exchanges, with `times` times what another batch's are larger by."""
+        return Exchanges(
+            [own + times * (more - own) for own, more in zip(self.forward, other.forward, strict=True)],
+            [own + times * (more - own) for own, more in zip(self.backward, other.backward, strict=True)],
+        )
+
 
 def cut(module: nn.Module, size: int) -> Exchanges:
     """Give the planned layers of a module on the meta device the shapes of one rank's parts.
