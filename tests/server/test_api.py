@@ -383,10 +383,12 @@ def test_a_dry_run_shows_what_would_be_asked_of_a_service(server: Server, bench:
     assert elsewhere["request"]["submission_id"]
     assert "No Ray cluster takes jobs at http://127.0.0.1:1" in " ".join(elsewhere["notices"])
     assert (away := server("POST", "/api/jobs", ray)).status == 503, away.body
-    body["config"] = config(bench, jobDir="gs://my-bucket/dry_1", hyperparameters=tuned)
-    assert not server("POST", "/api/check", {**body, "package": package}).json["valid"]
     ray["config"] = config(bench, hyperparameters=tuned)
     assert server("POST", "/api/check", ray).json["valid"]
+    body["config"] = config(bench, jobDir="gs://my-bucket/dry_1", hyperparameters=tuned)
+    assert server("POST", "/api/check", {**body, "package": package}).json["valid"]
+    body["config"] = {"trainingInput": image["trainingInput"] | {"hyperparameters": tuned}}
+    assert "its trials couldn't report" in server("POST", "/api/check", body).json["problems"][0]["problem"]
     assert "dry_1" not in {job.name for job in bench.jobs.store.list()}
 
 

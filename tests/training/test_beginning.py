@@ -13,7 +13,8 @@ from models.small import Classifier, loader
 import footplate as fp
 from footplate.checkpoint import load
 from footplate.core.errors import CheckpointError
-from footplate.jobs.tuning.measurements import TRAINER, read_reports
+from footplate.jobs.tuning.measurements import read_reports
+from footplate.jobs.tuning.report_lines import TRAINER
 from footplate.training import job
 
 VARIABLE = "FOOTPLATE_FROM_CHECKPOINT"

@@ -11,7 +11,8 @@ import torch
 from models.small import Classifier, loader
 
 import footplate as fp
-from footplate.jobs.tuning.measurements import TRAINER, has_trained, read_reports, series
+from footplate.jobs.tuning.measurements import has_trained, read_reports, series
+from footplate.jobs.tuning.report_lines import TRAINER
 
 
 class Killed(BaseException):

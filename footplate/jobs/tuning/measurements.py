@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from footplate.jobs.home import Home
-
-TRAINER, HYPERTUNE = "reports.jsonl", "hypertune.jsonl"
+from footplate.jobs.tuning.report_lines import HYPERTUNE, TRAINER
 
 Measurement = tuple[float, float]
 """The step and the value of a report."""

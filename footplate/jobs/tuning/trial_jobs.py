@@ -34,8 +34,8 @@ from footplate.jobs.scheduling import Resources
 from footplate.jobs.states import FINAL, State
 from footplate.jobs.store.jobs import Store
 from footplate.jobs.supervision.cleaning import put_into_trash
-from footplate.jobs.tuning.measurements import HYPERTUNE, TRAINER
 from footplate.jobs.tuning.plan import TuningPlan
+from footplate.jobs.tuning.report_lines import HYPERTUNE, TRAINER
 from footplate.jobs.tuning.space import Value, to_argument
 
 # A copy of the checkpoint that all trials, or a fork, begin from.
@@ -139,18 +139,26 @@ def trial_variables(trial: Mapping[str, Any], folder: Path, role: str, index: in
     """
     is_master = role == "master"
     hypertune = HYPERTUNE if is_master else f"{role}-{index}-{HYPERTUNE}"
-    reports = {
-        "FOOTPLATE_TRIAL_METRIC": trial["metric"],
-        "FOOTPLATE_TRIAL_REPORTS": str(folder / TRAINER),
-        "FOOTPLATE_TRIAL_TUNING": trial["tuning_id"],
+    reports = {"FOOTPLATE_TRIAL_REPORTS": str(folder / TRAINER), **variables_of_master(trial)}
+    return {
+        **variables_of_all(trial),
+        "CLOUD_ML_HP_METRIC_FILE": str(folder / hypertune),
+        **(reports if is_master else {}),
     }
+
+
+def variables_of_all(trial: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that all processes of a trial have, wherever they run."""
     return {
         "CLOUD_ML_JOB_ID": trial["tuning"],
         "CLOUD_ML_TRIAL_ID": str(trial["number"]),
-        "CLOUD_ML_HP_METRIC_FILE": str(folder / hypertune),
         **({"FOOTPLATE_FROM_CHECKPOINT": trial["checkpoint"]} if trial.get("checkpoint") else {}),
-        **(reports if is_master else {}),
     }
+
+
+def variables_of_master(trial: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that only the master of a trial has, wherever it runs."""
+    return {"FOOTPLATE_TRIAL_METRIC": trial["metric"], "FOOTPLATE_TRIAL_TUNING": trial["tuning_id"]}
 
 
 def end_job(store: Store, name: str, cause: str) -> bool:

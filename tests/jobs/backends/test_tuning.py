@@ -14,8 +14,8 @@ from jobs.conftest import NET, Bench
 from jobs.tuning.checks import check_a_program_that_ends_when_it_is_to_pause, check_pauses, check_population
 from jobs.tuning.conftest import line_of, submit_with
 
-RAY, SLURM = (pytest.param(name, marks=ENGINE) for name in ("ray", "slurm"))
-ON_CLUSTERS = pytest.mark.parametrize("place", [RAY, SLURM], indirect=True)
+RAY, SLURM, VERTEX = (pytest.param(name, marks=ENGINE) for name in ("ray", "slurm", "vertex"))
+ON_CLUSTERS = pytest.mark.parametrize("place", [RAY, SLURM, VERTEX], indirect=True)
 ON_RAY = pytest.mark.parametrize("place", [RAY], indirect=True)
 ON_SLURM = pytest.mark.parametrize("place", [SLURM], indirect=True)
 
@@ -45,7 +45,7 @@ class Layers(Net):
 
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 4)), batch_size=4)
 fp.Trainer(
-    accelerator="cpu", max_epochs=3, enable_progress_bar=False, enable_model_summary=False, default_root_dir=args.job_dir,
+    accelerator="cpu", max_epochs=3, enable_progress_bar=False, enable_model_summary=False, logger=False,
 ).fit(Layers(), data)
 """
 

@@ -55,6 +55,28 @@ def test_an_entry_that_arrives_a_little_late_is_kept_and_what_is_old_is_forgotte
     assert len(AttemptRecord.read(tmp_path).known) == 1
 
 
+def test_reports_of_a_trial_go_into_its_files_and_not_into_the_output(tmp_path):
+    """A program may have written a part of a line before. Only the master's reports count."""
+    said = [
+        ("workerpool0-0", 'footplate-trial reports {"step": 2, "value": 0.5}'),
+        ("workerpool0-0", ' 42%|####footplate-trial hypertune {"accuracy": "0.7"}'),
+        ("workerpool0-0", "footplate-trial of another kind {}"),
+        ("workerpool1-0", 'footplate-trial reports {"step": 3, "value": 0.6}'),
+    ]
+    output = Output(RecordFile(tmp_path))
+    entries = [entry(number, number, task) for number, (task, _) in enumerate(said)]
+    for each, (_, text) in zip(entries, said, strict=True):
+        each["jsonPayload"] = {"message": text}
+    assert output.add(entries) == 4
+    output.close()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix in (".log", ".jsonl")} == {
+        "reports.jsonl": '{"step": 2, "value": 0.5}\n',
+        "hypertune.jsonl": '{"accuracy": "0.7"}\n',
+        "master-0.log": " 42%|####\nfootplate-trial of another kind {}\n",
+        "worker-0.log": 'footplate-trial reports {"step": 3, "value": 0.6}\n',
+    }
+
+
 def test_a_page_is_no_end_of_a_log(cloud, tmp_path):
     cloud.page = 3
     run = created(cloud)

@@ -13,7 +13,6 @@ bundle.py         the zip that is sent: the package, and Footplate itself
 entrypoint.py     one attempt, on the cluster: placed, begun, judged and ended together
 replica_actor.py  one replica, on its node: installation, process, output
 log_protocol.py   output and events as lines of the entry point's output
-trial_reports.py  the measurements of a tuning's trial, from its node
 client.py         the Jobs API; listener.py: a thread that uses it; attempt.py: the supervisor's view
 question.py       a question to all replicas, for their stacks or a profile, on the cluster; asking.py: asks it from here
 

@@ -23,9 +23,9 @@ from typing import Any
 from footplate.jobs.backends.ray import log_protocol
 from footplate.jobs.backends.ray.client import Info
 from footplate.jobs.backends.ray.listener import Listener, NotTaken, Output, Over, Restart, Unknown
-from footplate.jobs.backends.ray.trial_reports import FILES
 from footplate.jobs.record import Process
 from footplate.jobs.supervision.logfiles import Writer
+from footplate.jobs.tuning.report_lines import FILES
 from footplate.launch.failure import Failure
 
 log = logging.getLogger(__name__)

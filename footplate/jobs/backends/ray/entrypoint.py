@@ -38,10 +38,10 @@ from footplate.jobs.backends.ray.replica_actor import (
     ReplicaActor,
     ReplicaTask,
 )
-from footplate.jobs.backends.ray.trial_reports import FILES
 from footplate.jobs.cluster_env import processes, replica_ids
 from footplate.jobs.execution import Execution
 from footplate.jobs.supervision.exit_status import End, Orders, Verdict, outcome
+from footplate.jobs.tuning.report_lines import FILES
 from footplate.launch.failure import Failure
 
 VARIABLE = "FOOTPLATE_RAY_TASK"

@@ -3,7 +3,7 @@
     master-0| step 12, loss 0.31            a line of the master
     worker-1+ 42%                           the beginning of a line; its rest follows
     prepare| Collecting einops              output of the package's installation
-    reports| {"step": 40, "value": 0.81}    a line of a trial's reports (`trial_reports.py`)
+    reports| {"step": 40, "value": 0.81}    a line of a trial's reports (`jobs/tuning/report_lines.py`)
     footplate| {"event": "ended", …}        an event; a long one has several lines, as output has
 
 Any bytes can be encoded: a backslash escapes bytes that aren't UTF-8, carriage returns, and backslashes. Lines are short,

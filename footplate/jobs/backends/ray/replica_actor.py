@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from footplate.core.errors import ConfigError, FootplateError, Unavailable
-from footplate.jobs.backends.ray.trial_reports import NewLines
+from footplate.jobs.tuning.report_lines import NewLines
 from footplate.jobs.tuning.trial_jobs import trial_variables
 from footplate.launch.hang_files import HANGS_DIR, hang_files
 from footplate.launch.process_lifetime import die_with, kill_group

@@ -33,6 +33,7 @@ from footplate.jobs import process_env
 from footplate.jobs.backends.contract import Task
 from footplate.jobs.record import Job, Process
 from footplate.jobs.scheduling import Resources
+from footplate.jobs.tuning.trial_jobs import variables_of_all, variables_of_master
 
 if TYPE_CHECKING:
     from footplate.jobs.backends.vertex.attempt import CustomJob
@@ -75,6 +76,11 @@ class Vertex:
         require("google.auth", "vertex", PURPOSE)
         Client(destination["project"], _region(resolved))
         _, *notes = translate(_as_asked(resolved)).notes
+        if "hyperparameters" in resolved.spec and not resolved.command:
+            raise ConfigError(
+                f"{resolved.name}: the spec names a container image and no module, so its trials couldn't report. Give "
+                "--module-name."
+            )
         return notes
 
     def needs(self, resolved: ResolvedJob) -> Resources:
@@ -143,7 +149,7 @@ class Vertex:
 
         def body() -> dict[str, Any]:
             files = distributions(stored(task.execution.package, task.home.root))
-            content = _body(resolved, destination, files, task.job.id, task.attempt)
+            content = _body(resolved, destination, files, task.job.id, task.attempt, task.execution.trial)
             upload(files, destination["staging_bucket"])
             return content
 
@@ -153,7 +159,12 @@ class Vertex:
 
 
 def _body(
-    resolved: ResolvedJob, destination: Mapping[str, str], files: list[Distribution], job_id: str, attempt: int
+    resolved: ResolvedJob,
+    destination: Mapping[str, str],
+    files: list[Distribution],
+    job_id: str,
+    attempt: int,
+    trial: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     from footplate.jobs.backends.vertex.request import body
 
@@ -164,16 +175,22 @@ def _body(
         "FOOTPLATE_ATTEMPT": str(attempt - 1),
         "PYTHONUNBUFFERED": "1",
         **({"FOOTPLATE_JOB_DIR": resolved.job_dir} if resolved.job_dir else {}),
+        **({**variables_of_all(trial), **variables_of_master(trial)} if trial is not None else {}),
     }
     *packages, launcher = [file.uri(destination["staging_bucket"]) for file in files]
-    return body(resolved, packages, launcher, f"{job_id}-{attempt}", variables)
+    return body(_one_training(resolved), packages, launcher, f"{job_id}-{attempt}", variables)
 
 
 def _as_asked(resolved: ResolvedJob) -> ResolvedJob:
     """The job for Google: its packages are in the bucket, and the supervisor here counts its waiting time."""
     scheduling = {key: value for key, value in resolved.spec.get("scheduling", {}).items() if key != "maxWaitTime"}
     packages = ["gs://bucket/package.tar.gz"]
-    return replace(resolved, spec={**resolved.spec, "packageUris": packages, "scheduling": scheduling})
+    return replace(resolved, spec={**_one_training(resolved).spec, "packageUris": packages, "scheduling": scheduling})
+
+
+def _one_training(resolved: ResolvedJob) -> ResolvedJob:
+    """The job without its tuning, whose trials are jobs of their own."""
+    return replace(resolved, spec={key: value for key, value in resolved.spec.items() if key != "hyperparameters"})
 
 
 def _region(resolved: ResolvedJob) -> str:

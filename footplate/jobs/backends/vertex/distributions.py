@@ -1,8 +1,9 @@
 """A job's program for Vertex AI: distributions in a bucket, each in a folder named by its contents.
 
     gs://STAGING/footplate/DIGEST/trainer-0.tar.gz               the package, as it was when the job was submitted
-    gs://STAGING/footplate/DIGEST/footplate_launch-0.tar.gz      the first program (`bootstrap.py`), with the
-    requirements.txt gs://STAGING/footplate/DIGEST/launch.py                      the same program, for users' own images
+    gs://STAGING/footplate/DIGEST/footplate_launch-0.tar.gz      the first program (`bootstrap.py`), which requires what
+                                                                 requirements.txt does
+    gs://STAGING/footplate/DIGEST/launch.py                      the same program, for users' own images
     gs://STAGING/footplate/DIGEST/helpers-1.0-py3-none-any.whl   the files of --packages
 
 The digest is that of the file. So a file is uploaded once, and a complete file is never overwritten.
@@ -31,9 +32,13 @@ from footplate.jobs.package import Snapshot, archive
 from footplate.jobs.package.archive import Member
 from footplate.jobs.package.requirements import MAIN
 from footplate.jobs.package.snapshots import PACKAGES, SOURCE
+from footplate.jobs.tuning import report_lines
 
 LAUNCHER = "footplate_launch"
 SCRIPT = "launch.py"
+# The lines that aren't sent: the second is replaced by the module that it imports.
+_FIRST = "from __future__ import annotations\n"
+_IMPORT = "from footplate.jobs.tuning.report_lines import HYPERTUNE, TRAINER, NewLines\n"
 # The version of the generated distributions. Nobody searches for a newer one.
 VERSION = "0"
 
@@ -80,7 +85,7 @@ def distributions(snapshot: Snapshot) -> list[Distribution]:
         if member.name == MAIN
         for line in requirements(member.read().decode("utf-8-sig", "replace"))
     ]
-    script = Path(__file__).with_name("bootstrap.py").read_bytes()
+    script = _script().encode()
     if files:
         files.append(_launcher(script, needed))
     return [*files, Distribution(SCRIPT, script)]
@@ -128,6 +133,14 @@ def _program(source: list[Member]) -> Distribution:
         }
         source = [*source, _setup(tops[0], packages=tops, data=data)]
     return _sdist(tops[0], source)
+
+
+def _script() -> str:
+    """The source of the bootstrap module, with that of the module that it imports."""
+    reports = Path(report_lines.__file__).read_text(encoding="utf-8").replace(_FIRST, "")
+    source = Path(__file__).with_name("bootstrap.py").read_text(encoding="utf-8")
+    assert _IMPORT in source
+    return source.replace(_IMPORT, reports)
 
 
 def _launcher(script: bytes, needed: list[str]) -> Distribution:

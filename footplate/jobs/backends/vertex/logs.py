@@ -9,25 +9,33 @@ files; then it is written. The supervisor that takes over sees from the sizes ho
 
     workerpool0-0, workerpool1-2, …    master-0.log, worker-2.log, …
     service                            prepare.log: Vertex AI's own messages about machines and images
+    "footplate-trial reports {…}"      reports.jsonl: a report of a tuning's trial, from the output of its master
+    "footplate-trial hypertune {…}"    hypertune.jsonl: the same, by `cloudml-hypertune`
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from footplate.jobs.backends.vertex.attempt_record import RecordFile
+from footplate.jobs.backends.vertex.bootstrap import MARK
 from footplate.jobs.backends.vertex.client import Client
 from footplate.jobs.backends.vertex.outcome import replica
 from footplate.jobs.backends.vertex.timestamps import SECOND, to_text, to_time
 from footplate.jobs.supervision.logfiles import Writer, size
+from footplate.jobs.tuning.report_lines import FILES
 
 WINDOW_S = 60
 # Entries of a page. This is the largest page that Cloud Logging returns.
 PAGE = 1000
 # Most pages that a call reads. The next call gets the rest.
 PAGES = 20
+
+# The program may have written a part of a line before.
+_REPORT = re.compile(rf"(.*){MARK} ({'|'.join(FILES)}) (.*\n)")
 
 
 class Output:
@@ -102,8 +110,8 @@ class Output:
             known.add(ident)
             newest, count = max(newest, at), count + 1
             self.longest_delay_s = max(self.longest_delay_s, (to_time(entry.get("receiveTimestamp", "")) - at) / SECOND)
-            file = file_of(entry)
-            pieces[file] = pieces.get(file, "") + text_of(entry)
+            for file, text in files_of(entry):
+                pieces[file] = pieces.get(file, "") + text
         if not count:
             return 0
 
@@ -139,11 +147,19 @@ class Output:
         return self._writers[name]
 
 
-def file_of(entry: dict[str, Any]) -> str:
-    """The file of an entry."""
+def files_of(entry: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return the files of an entry, and the text for each."""
     task = (entry.get("resource") or {}).get("labels", {}).get("task_name", "")
     identity = replica(task)
-    return f"{identity[0]}-{identity[1]}.log" if identity else "prepare.log"
+    file = f"{identity[0]}-{identity[1]}.log" if identity else "prepare.log"
+    for line in text_of(entry).splitlines(keepends=True):
+        report = _REPORT.fullmatch(line) if file == "master-0.log" else None
+        if report is None:
+            yield file, line
+            continue
+        if report[1]:
+            yield file, report[1] + "\n"
+        yield FILES[report[2]], report[3]
 
 
 def text_of(entry: dict[str, Any]) -> str:

@@ -1,11 +1,13 @@
 """The reports of a trial on a node: the new lines of their files.
 
-A trainer and `cloudml-hypertune` write files (`jobs/tuning/measurements.py`). On a node they lie in a directory of the
-actor, where the tuning's supervisor can't read them. So the actor passes on their new lines, as output of the sources
-`reports` and `hypertune`, and the trial's supervisor writes them into the attempt's folder.
+A trainer and `cloudml-hypertune` write files (`measurements.py`). On a node of Ray and on a machine of Vertex AI, the
+tuning's supervisor can't read them. So their new lines are passed on from there, as output of the sources `reports` and
+`hypertune`, and the trial's supervisor writes them into the attempt's folder.
 
 A trainer appends to its file. `cloudml-hypertune` writes the last 100 reports into a new file each time. Each line has the
 time of its report, so a line that was there before isn't new.
+
+On Vertex AI this code runs in Google's images, which may have Python 3.7 and nothing of Footplate.
 """
 
 from __future__ import annotations
@@ -14,10 +16,9 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from footplate.jobs.tuning.measurements import HYPERTUNE, TRAINER
-
-# The file of each source. The regular expression of `log_protocol.py` has the sources, too.
-FILES = {Path(name).stem: name for name in (TRAINER, HYPERTUNE)}
+TRAINER, HYPERTUNE = "reports.jsonl", "hypertune.jsonl"
+# The file of each source. The regular expressions that find the lines in output have the sources, too.
+FILES = {"reports": TRAINER, "hypertune": HYPERTUNE}
 # More lines than the file of cloudml-hypertune has.
 _REMEMBERED = 1000
 

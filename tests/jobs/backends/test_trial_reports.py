@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from footplate.jobs.backends.ray.attempt import RayAttempt
 from footplate.jobs.backends.ray.listener import Output, Restart
 from footplate.jobs.backends.ray.log_protocol import decode, encode
-from footplate.jobs.backends.ray.trial_reports import FILES, NewLines
 from footplate.jobs.tuning.measurements import read_reports
+from footplate.jobs.tuning.report_lines import FILES, NewLines
 
 
 def passed_on(reports: NewLines) -> dict[str, bytes]:
