@@ -122,6 +122,7 @@ class Deep(fp.Module):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
+@pytest.mark.alone
 def test_batches_of_two_rows(advised):
     assert "raise batch_size" in advice_of(advised(Deep(), batches(2)), "tiny_batches")
 

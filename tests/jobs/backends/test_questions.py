@@ -14,6 +14,7 @@ import pytest
 
 from footplate.cli.main import main
 from footplate.core.errors import Unavailable
+from footplate.jobs.backends.ray import asking
 from footplate.jobs.backends.ray.asking import RayProcesses
 from footplate.jobs.questions import processes_of
 from footplate.jobs.states import State
@@ -23,7 +24,7 @@ from footplate.server.routes.jobs import profile_job, profile_of_job
 from jobs.backends.conftest import ENGINE
 from jobs.backends.places import Place
 from jobs.backends.ray_backend import RayCluster
-from jobs.conftest import NET, TWO, Bench, until
+from jobs.conftest import NET, PATIENCE_S, TWO, Bench, until
 
 EVERYWHERE = pytest.mark.parametrize(
     "place",
@@ -149,6 +150,8 @@ def test_without_a_training_too_a_question_needs_no_supervisor_leaves_no_job_and
 ):
     from ray.job_submission import JobSubmissionClient
 
+    # A busy cluster sees late that a question has ended, and only then it can be deleted.
+    monkeypatch.setattr(asking, "DELETE_S", PATIENCE_S)
     monkeypatch.setenv("MY_API_KEY", "s3cret-s3cret")
     start_without_a_training(bench, footplate)
     job = bench.jobs.find("my_job")
