@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 
 from footplate.core.errors import ConfigError
 from footplate.planning import largest_batch
-from footplate.planning.batch_rows import FEW_ROWS
 from footplate.planning.choices import Choice, Memory
 from footplate.planning.hlo import Collective, wire_bytes
 from footplate.planning.layouts import Layout, rounds
@@ -70,7 +69,7 @@ class _Search:
     def best_batch(self) -> Choice:
         """Return the choice with the most samples per second."""
         best: Choice | None = None
-        rows, most = FEW_ROWS, 0
+        rows, most = 1, 0
         while rows <= MOST_ROWS:
             choice = self.at(None, rows)
             if not choice.fits:
@@ -79,15 +78,10 @@ class _Search:
             if best is not None and not _is_faster(choice, best):
                 break
             best, rows = choice, 2 * rows
-
-        # One row is captured by itself, and seldom of use.
-        if best is None or best.per_device == FEW_ROWS:
-            self._full.clear()
-            single = self.at(None, 1)
-            if best is None or not _is_faster(best, single):
-                best = single
+        if best is None:
+            return self.at(None, 1)
         self.rejected.pop(str(best.layout), None)
-        return replace(best, largest_batch=max(most, best.largest_batch or 0) or None)
+        return replace(best, largest_batch=max(most, best.largest_batch or 0))
 
     def is_as_captured(self, choice: Choice) -> bool:
         """Return True if the step of a choice, captured with its own batch, needs what the search has followed."""

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import footplate as fp
-from footplate.step.xla.capture import capture_training, state_of
+from footplate.step.xla.capture import attention_masks, capture_training, state_of
 from footplate.step.xla.lowering import LOWERINGS, arrays_of, batch_arrays, lower, rates_of
 from footplate.step.xla.lowering.table import Context
 from step.xla.nets import GPT, Encoder, Trained
@@ -172,6 +172,33 @@ def test_a_mask_of_constants_is_known_for_what_it_is(name):
         with jax.enable_x64(True):
             losses, _ = compiled(module, sgd(module), [batch])
         assert losses == pytest.approx(eager(reference, sgd(reference), [batch]), rel=1e-6)
+
+
+class Layers(nn.Module):
+    """Three layers that make their own masks. The second one makes that of the first again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        causal, anticausal = (MASKS[name][0] for name in ("causal", "anticausal"))
+        self.layers = nn.ModuleList(Masked(make) for make in (causal, causal, anticausal))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(layer(x) for layer in self.layers)
+
+
+def test_a_mask_that_a_later_layer_makes_again_is_computed_once(monkeypatch):
+    computed, compute = [], attention_masks._computed
+    monkeypatch.setattr(attention_masks, "_computed", lambda *args: computed.append(1) or compute(*args))
+    attention_masks._KNOWN.clear()
+    module = Trained(Layers())
+    captured = capture_training(module, sgd(module), (torch.randn(4, 5, 4), torch.randint(0, 3, (4,))))
+    attends = [node for node in captured.graph.graph.nodes if node.target is torch.ops.footplate.attention.default]
+    assert [(node.args[3] is not None, node.args[6]) for node in attends] == [
+        (False, True),
+        (False, True),
+        (True, False),
+    ]
+    assert len(computed) == 2
 
 
 @pytest.mark.slow

@@ -6,11 +6,14 @@ Libraries pass `is_causal=True` in eager torch, and build a mask of queries × k
     all True, or all 0            no mask
     True below the diagonal       `is_causal=True`
     anything else, or data        the mask as it is
+
+Each layer of a model may make its own mask, by the same operations. Their value is computed once.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import torch
 from torch import Tensor
@@ -22,6 +25,9 @@ from footplate.step.xla.capture import torch_tracing
 # Elements of an intermediate value. If one is larger, the mask stays as it is.
 LARGEST = 2**28
 _VERDICT = "mask_is"
+# What masks are, by the operations that make them: the latest ones.
+_KNOWN: OrderedDict[str, str] = OrderedDict()
+_MOST_KNOWN = 64
 
 
 def simplified(mask: Tensor | None, causal: bool) -> tuple[Tensor | None, bool]:
@@ -43,6 +49,25 @@ def _verdict(node: Node) -> str:
     sources = _sources(node)
     if sources is None:
         return "data"
+    key = _operations(sources)
+    if key not in _KNOWN:
+        _KNOWN[key] = _computed(node, sources)
+        if len(_KNOWN) > _MOST_KNOWN:
+            _KNOWN.popitem(last=False)
+    return _KNOWN[key]
+
+
+def _operations(sources: list[Node]) -> str:
+    """The operations that make a value, the last one, as text. Equal texts are equal values."""
+    numbers = {source: f"%{number}" for number, source in enumerate(sources)}
+    lines = [
+        f"{source.target} {map_arg((source.args, source.kwargs), lambda used: numbers[used])}" for source in sources
+    ]
+    return "\n".join(lines)
+
+
+def _computed(node: Node, sources: list[Node]) -> str:
+    """What a mask is, from its value."""
     with torch_tracing.without_modes():
         value = _value(node, sources)
         seen = value if value.dtype == torch.bool else _seen(value)
