@@ -12,8 +12,7 @@ Each layer of a model may make its own mask, by the same operations. Their value
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import torch
 from torch import Tensor
@@ -21,9 +20,10 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from footplate.step.xla.capture import torch_tracing
+from footplate.step.xla.capture.lifetimes import nbytes_of
 
-# Elements of an intermediate value. If one is larger, the mask stays as it is.
-LARGEST = 2**28
+# Bytes of an intermediate value. If one is larger, the mask stays as it is.
+LARGEST = 2**30
 _VERDICT = "mask_is"
 # What masks are, by the operations that make them: the latest ones.
 _KNOWN: OrderedDict[str, str] = OrderedDict()
@@ -93,7 +93,7 @@ def _sources(node: Node) -> list[Node] | None:
     while waiting:
         current = waiting.pop()
         value = current.meta.get("val")
-        if current.op != "call_function" or not isinstance(value, Tensor) or math.prod(value.shape) > LARGEST:
+        if current.op != "call_function" or not isinstance(value, Tensor) or nbytes_of(value) > LARGEST:
             return None
         if torch.Tag.nondeterministic_seeded in getattr(current.target, "tags", ()):
             return None
@@ -105,8 +105,13 @@ def _sources(node: Node) -> list[Node] | None:
 
 
 def _value(node: Node, sources: list[Node]) -> Tensor:
+    uses = Counter(used for source in sources for used in source.all_input_nodes)
     values: dict[Node, Tensor] = {}
     for source in sources:
         args, kwargs = map_arg((source.args, source.kwargs), lambda used: values[used])
         values[source] = source.target(*args, **kwargs)  # type: ignore[operator]
+        for used in source.all_input_nodes:
+            uses[used] -= 1
+            if not uses[used]:
+                del values[used]
     return values[node]
