@@ -248,7 +248,10 @@ def _accept(planned: PlannedJob, jobs: Queue | None) -> Iterator[_Accepted]:
     with jobs.reserve(job.name or "") if jobs is not None else _scratch() as root:
         spec = job.spec
         program = take_program(planned.package, spec.get("packageUris", ()), spec.get("pythonModule"), root)
-        yield _Accepted(program, backend.request(job, planned.destination, program), tuple(notices))
+        request = backend.request(job, planned.destination, program)
+        if "hyperparameters" in spec and request is not None and jobs is None:
+            notices = [*notices, "The request is that of a trial, without its number and its parameters."]
+        yield _Accepted(program, request, tuple(notices))
 
 
 @contextlib.contextmanager

@@ -386,7 +386,10 @@ def test_a_dry_run_shows_what_would_be_asked_of_a_service(server: Server, bench:
     ray["config"] = config(bench, hyperparameters=tuned)
     assert server("POST", "/api/check", ray).json["valid"]
     body["config"] = config(bench, jobDir="gs://my-bucket/dry_1", hyperparameters=tuned)
-    assert server("POST", "/api/check", {**body, "package": package}).json["valid"]
+    tuning = server("POST", "/api/check", {**body, "package": package}).json
+    assert tuning["valid"]
+    assert tuning["request"]
+    assert "The request is that of a trial, without its number and its parameters." in tuning["notices"]
     body["config"] = {"trainingInput": image["trainingInput"] | {"hyperparameters": tuned}}
     assert "its trials couldn't report" in server("POST", "/api/check", body).json["problems"][0]["problem"]
     assert "dry_1" not in {job.name for job in bench.jobs.store.list()}
