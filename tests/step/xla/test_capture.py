@@ -84,6 +84,15 @@ def test_weights_need_no_memory_to_be_captured():
     assert captured.graph.graph.find_nodes(op="placeholder")[0].meta["val"].shape == (10**12, 3)
 
 
+def test_a_mask_of_constants_selects_rows_and_a_large_tensor_of_one_number_needs_no_memory():
+    class Selects(Tiny):
+        def training_step(self, batch, batch_idx):
+            rows = batch[0].new_ones(len(batch[0]), dtype=torch.bool).nonzero().flatten()
+            return self.net(batch[0][rows]).mean() + batch[0].new_zeros(10**12)[0]
+
+    assert capture(Selects()).trains
+
+
 def test_state_that_no_step_changes_is_handed_on_by_no_operation():
     module = Tiny()
     module.unused = nn.Parameter(torch.ones(2))

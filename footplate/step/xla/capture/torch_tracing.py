@@ -15,6 +15,7 @@ and graph modules that write their Python code only on demand. It is written for
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
@@ -42,6 +43,9 @@ __all__ = [
     "FakeTensorMode", "as_compiled", "drop_inputs", "fake_like", "fake_mode", "is_traced", "outside_of_capture", "pytree",
     "trace", "without_modes",
 ]  # fmt: skip
+
+# Elements of a tensor that is filled with one number during a capture. Larger ones have no memory.
+LARGEST_CONSTANT = 2**26
 
 
 def fake_mode() -> FakeTensorMode:
@@ -115,16 +119,17 @@ def _decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _without_memory(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition of an operation that makes a tensor for another: for a fake one, a fake one.
+    """A decomposition of an operation that makes a tensor for another: for a fake one, a fake one if it is large.
 
-    Torch's own takes only type and device from the other, so it would fill gigabytes for the gradient of a large
-    embedding.
+    Torch's own takes only type and device from the other, so its tensor is real. That serves a step which selects rows by
+    such a mask. But it would fill gigabytes for the gradient of a large embedding.
     """
 
     @functools.wraps(decomposition)
-    def decompose(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with tensor.fake_mode if isinstance(tensor, FakeTensor) else nullcontext():
-            return decomposition(tensor, *args, **kwargs)
+    def decompose(tensor: Tensor, size: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        large = math.prod(size) >= LARGEST_CONSTANT
+        with tensor.fake_mode if large and isinstance(tensor, FakeTensor) else nullcontext():
+            return decomposition(tensor, size, *args, **kwargs)
 
     return decompose
 
