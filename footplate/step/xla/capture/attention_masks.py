@@ -58,11 +58,15 @@ def _verdict(node: Node) -> str:
 
 
 def _operations(sources: list[Node]) -> str:
-    """The operations that make a value, the last one, as text. Equal texts are equal values."""
+    """The operations that make a value, the last one, as text. Equal texts are equal values.
+
+    An operation without a type in its arguments has torch's default type, so each line has the type of the result.
+    """
     numbers = {source: f"%{number}" for number, source in enumerate(sources)}
-    lines = [
-        f"{source.target} {map_arg((source.args, source.kwargs), lambda used: numbers[used])}" for source in sources
-    ]
+    lines: list[str] = []
+    for source in sources:
+        arguments = map_arg((source.args, source.kwargs), lambda used: numbers[used])
+        lines.append(f"{source.target} {arguments} {source.meta['val'].dtype}")
     return "\n".join(lines)
 
 
