@@ -81,7 +81,7 @@ def main(words):
     for name, value in variables(spec).items():
         os.environ.setdefault(name, value)
     command = [sys.executable, "-m", *words]
-    if "CLOUD_ML_TRIAL_ID" in os.environ:
+    if OF_MASTER[0] in os.environ:
         directory = Path(tempfile.mkdtemp(prefix="footplate-trial-"))
         os.environ["CLOUD_ML_HP_METRIC_FILE"] = str(directory / HYPERTUNE)
         if spec.get("task", {}).get("type", "workerpool0") == "workerpool0":

@@ -12,7 +12,7 @@ Each layer of a model may make its own mask, by the same operations. Their value
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from footplate.step.xla.capture.lifetimes import nbytes_of
 LARGEST = 2**30
 _VERDICT = "mask_is"
 # What masks are, by the operations that make them: the latest ones.
-_KNOWN: OrderedDict[str, str] = OrderedDict()
+_KNOWN: dict[str, str] = {}
 _MOST_KNOWN = 64
 
 
@@ -53,7 +53,7 @@ def _verdict(node: Node) -> str:
     if key not in _KNOWN:
         _KNOWN[key] = _computed(node, sources)
         if len(_KNOWN) > _MOST_KNOWN:
-            _KNOWN.popitem(last=False)
+            del _KNOWN[next(iter(_KNOWN))]
     return _KNOWN[key]
 
 
